@@ -1,0 +1,42 @@
+"""What xe_retrieval needs. Exact, tried-together versions are in constraints.txt."""
+
+from setuptools import find_packages, setup
+
+setup(
+  name="xe_retrieval",
+  version="0.1.0",
+  description="Image-text retrieval with scores that mean something: Cross-Example Softmax on JAX",
+  packages=find_packages(include=["xe_retrieval", "xe_retrieval.*"]),
+  package_data={"xe_retrieval": ["report/*.html", "report/*.css"]},
+  python_requires=">=3.11",
+  install_requires=[
+    "absl-py>=2.1",
+    "array-record>=0.8",
+    "chex>=0.1.90",
+    "etils[epath]>=1.10",
+    "flax>=0.12,<0.13",
+    "huggingface-hub>=1.0",
+    "jax>=0.10,<0.11",
+    "jinja2>=3.1",
+    "matplotlib>=3.9",
+    "ml-collections>=1.1",
+    "numpy>=2.0",
+    "optax>=0.2.5",
+    "orbax-checkpoint>=0.12,<0.13",
+    "pillow>=10.3",
+    "safetensors>=0.5",
+    "scann[tf]>=1.4.2,<1.5",
+    # scann 1.4 is built against this one; with 2.21 its import fails on an undefined symbol.
+    "tensorflow>=2.20,<2.21",
+    "tensorflow-datasets>=4.9.9",
+    "tokenizers>=0.22",
+    "tqdm>=4.66",
+    "transformers>=5.0,<6",
+  ],
+  extras_require={
+    "test": ["pytest>=8", "pytest-xdist>=3.5", "ruff>=0.12", "scikit-learn>=1.5"],
+    "bench": ["faiss-cpu>=1.9", "scikit-learn>=1.5", "torch>=2.8"],
+    "cuda": ["jax[cuda13]>=0.10,<0.11"],
+    "tpu": ["jax[tpu]>=0.10,<0.11"],
+  },
+)

@@ -1,0 +1,1 @@
+"""Image-text retrieval with calibrated scores: Cross-Example Softmax on JAX/Flax."""

@@ -1,0 +1,1 @@
+"""Numbers → plots and one self-contained page."""

@@ -1,0 +1,1 @@
+"""Embeddings → ranks, precision and recall, thresholds, indexes."""

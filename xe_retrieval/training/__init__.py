@@ -1,0 +1,1 @@
+"""The loop around the loss: step, optimisers, mesh, checkpoints."""
