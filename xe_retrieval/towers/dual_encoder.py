@@ -1,0 +1,147 @@
+"""Both towers and their projections into the common space."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from xe_retrieval.towers.bert import Bert
+from xe_retrieval.towers.resnet import ResNet
+
+
+class TextEncoder(nn.Module):
+  """Tokens -> BERT -> CLS vector (or mean over tokens) -> projection."""
+
+  tower: Bert
+  embedding_dim: int
+  pooling: str = "cls"  # or "mean", over the tokens that are not padding
+
+  def setup(self):
+    self.projection = nn.Dense(self.embedding_dim, use_bias=False)
+
+  def __call__(self, tokens, train=False):  # int32 [B, T] -> float32 [B, D]
+    return self.projection(self.features(tokens, train))
+
+  def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
+    """What the projection sees; independent of it, so cacheable while the tower is frozen."""
+    x = self.tower(tokens, train=train).astype(jnp.float32)
+    if self.pooling == "cls":
+      return x[:, 0]
+    mask = (tokens != 0).astype(jnp.float32)[..., None]
+    return (x * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+
+
+class ImageEncoder(nn.Module):
+  """uint8 pixels -> normalised -> ResNet -> mean over positions -> projection."""
+
+  tower: ResNet
+  embedding_dim: int
+  mean: tuple[float, ...]  # per channel, pixels in 0..1
+  std: tuple[float, ...]
+
+  def setup(self):
+    self.projection = nn.Dense(self.embedding_dim, use_bias=False)
+
+  def __call__(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
+    return self.projection(self.features(image, train))
+
+  def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
+    """What the projection sees; independent of it, so cacheable while the tower is frozen."""
+    x = (image.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
+    return self.tower(x, train=train).astype(jnp.float32).mean((1, 2))
+
+
+class DualEncoder(nn.Module):
+  """A text and an image encoder; embeddings are not normalised, the loss and the index do that."""
+
+  text: TextEncoder
+  image: ImageEncoder
+
+  def __call__(self, tokens, image, train=False):  # -> float32 [B, D], float32 [B, D]
+    return self.embed_text(tokens, train), self.embed_image(image, train)
+
+  def embed_text(self, tokens, train=False):  # int32 [B, T] -> float32 [B, D]
+    return self.text(tokens, train)
+
+  def embed_image(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
+    return self.image(image, train)
+
+  def text_features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, text width]
+    return self.text.features(tokens, train)
+
+  def image_features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, image width]
+    return self.image.features(image, train)
+
+
+def from_config(config):
+  """The model a config describes, its architecture fields filled in (see pretrained.configure)."""
+  text, image = config.text, config.image
+  dtype = jnp.dtype(_one_of(config, "dtype", "float32", "bfloat16"))
+  if text.width % text.heads:
+    raise ValueError(f"config.text.width={text.width} is not divisible by heads={text.heads}")
+  bert = Bert(
+    vocab_size=text.vocab_size,
+    layers=text.layers,
+    width=text.width,
+    heads=text.heads,
+    mlp=text.mlp,
+    positions=text.get("positions", text.tokens),
+    token_types=text.get("token_types", 2),
+    dropout=text.dropout,
+    norm_eps=text.get("norm_eps", 1e-12),
+    frozen=_frozen_parts(config, "text", text.layers),
+    dtype=dtype,
+    remat=config.remat,
+  )
+  resnet = ResNet(
+    depths=tuple(image.depths),
+    widths=tuple(image.widths),
+    block=_one_of(image, "block", "bottleneck", "basic", of="image."),
+    stem=_one_of(image, "stem", "imagenet", "small", of="image."),
+    stem_width=image.stem_width,
+    downsample_in_bottleneck=image.downsample_in_bottleneck,
+    batch_norm=_one_of(image, "batch_norm", "sync", "frozen", of="image."),
+    frozen=_frozen_parts(config, "image", sum(image.depths)),
+    dtype=dtype,
+    remat=config.remat,
+  )
+  return DualEncoder(
+    text=TextEncoder(
+      bert, config.embedding_dim, _one_of(text, "pooling", "cls", "mean", of="text.")
+    ),
+    image=ImageEncoder(resnet, config.embedding_dim, tuple(image.mean), tuple(image.std)),
+  )
+
+
+def frozen(params, config):
+  """A tree like params: True where config.text.freeze or config.image.freeze holds it fixed."""
+  model = from_config(config)
+  fixed = {
+    encoder: set(tower.parts()[: tower.frozen])
+    for encoder, tower in (("text", model.text.tower), ("image", model.image.tower))
+  }
+
+  def is_frozen(path, _):
+    encoder, group, *rest = (key.key for key in path)
+    return group == "tower" and rest[0] in fixed[encoder]
+
+  return jax.tree_util.tree_map_with_path(is_frozen, params)
+
+
+def _frozen_parts(config, encoder, blocks):
+  """How many parts of a tower `freeze` holds fixed: 'none' 0, '2' its input and 2 blocks, 'all'."""
+  freeze = str(config[encoder].freeze)
+  if freeze == "none":
+    return 0
+  if freeze == "all":
+    return blocks + 1
+  if freeze.isdecimal() and int(freeze) <= blocks:
+    return int(freeze) + 1
+  raise ValueError(
+    f"config.{encoder}.freeze={freeze!r}: expected 'none', 'all' or a number of blocks 0..{blocks}"
+  )
+
+
+def _one_of(config, field, *allowed, of=""):
+  if config[field] not in allowed:
+    raise ValueError(f"config.{of}{field}={config[field]!r}: expected one of {', '.join(allowed)}")
+  return config[field]
