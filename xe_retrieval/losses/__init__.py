@@ -1,0 +1,78 @@
+"""Image-text losses by name: dense (the equations) or streaming (the same in O(N·D) memory).
+
+  loss = losses.get("cross_example_softmax", scale=20.0, implementation="streaming")
+  value = loss(text, image, text_id=None, image_id=None)  # [N, D], [N, D], [N], [N] -> []
+
+Embeddings come as they leave the towers; they are normalised inside. Rows that share a text_id or
+an image_id are not each other's negatives. With `mesh`, the rows are sharded over `axis` and the
+batch is the global one: value and gradients are those of a single device. Take the gradient of
+`loss` itself, outside any shard_map of your own. A row with a NaN or an infinity makes the loss NaN.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from xe_retrieval.losses import dense, pairs
+
+IMPLEMENTATIONS = {"dense": dense}
+
+
+def get(name, scale=20.0, keep=0.5, implementation="dense", mesh=None, axis="data"):
+  """loss(text [N, D], image [N, D], text_id=None [N], image_id=None [N]) -> [] float32.
+
+  scale: logits are scale × cosine. keep: share of the negatives that mining keeps (snm and
+  cross_example_negative_mining), in (0, 1].
+  """
+  if name not in names():
+    raise ValueError(f"loss {name!r} is unknown; it is one of: {', '.join(names())}")
+  if not 0 < keep <= 1:
+    raise ValueError(f"keep={keep} is the share of negatives that mining keeps: in (0, 1]")
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(f"implementation={implementation!r} is one of: {', '.join(IMPLEMENTATIONS)}")
+  if mesh is not None and axis not in mesh.axis_names:
+    raise ValueError(f"axis={axis!r} is not an axis of the mesh, which has {mesh.axis_names}")
+  function, settings = _table(keep)[name]
+  function = getattr(IMPLEMENTATIONS[implementation], function)
+  function = functools.partial(function, **settings)
+
+  def loss(text, image, text_id=None, image_id=None):
+    if text.ndim != 2 or text.shape != image.shape:
+      raise ValueError(f"text {text.shape} and image {image.shape} should both be [N, D]")
+    ids = tuple(x for x in (text_id, image_id) if x is not None)
+    ids = ids or (jnp.arange(len(text), dtype=jnp.int32),)  # a row is no negative of itself
+    text, image = pairs.normalize(text), pairs.normalize(image)
+    if mesh is None:
+      return function(text, image, ids, scale)
+    if len(text) % mesh.shape[axis]:
+      raise ValueError(
+        f"{len(text)} rows do not divide over {mesh.shape[axis]} devices of {axis!r}"
+      )
+    local = functools.partial(function, axis=axis)
+    specs = (P(axis), P(axis), P(axis), P())
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())(text, image, ids, scale)
+
+  return loss
+
+
+def names():
+  """Every name that get() knows."""
+  return list(_table(keep=1.0))
+
+
+def _table(keep):
+  """The paper's losses are settings of one softmax; three others stand beside it."""
+  return {
+    "sampled_softmax": ("softmax", dict(scope="query")),
+    "snm": ("softmax", dict(scope="query", keep=keep)),
+    "l_softmax": ("softmax", dict(scope="query", margin="l_softmax")),
+    "a_softmax": ("softmax", dict(scope="query", margin="a_softmax")),
+    "cross_example_softmax": ("softmax", dict(scope="batch")),
+    "cross_example_negative_mining": ("softmax", dict(scope="batch", keep=keep)),
+    "symmetric": ("softmax", dict(scope="query", direction="both")),
+    "sigmoid": ("sigmoid", {}),
+    "triplet": ("triplet", {}),
+    "contrastive": ("contrastive", {}),
+  }

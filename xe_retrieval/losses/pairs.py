@@ -1,0 +1,64 @@
+"""What is compared with what: unit vectors, positives, negatives, the share kept, the devices."""
+
+import fractions
+
+import jax.numpy as jnp
+from jax import lax
+
+
+def normalize(x):  # [N, D] any float -> [N, D] float32
+  """Unit rows; a zero row stays zero and has a zero gradient."""
+  x = x.astype(jnp.float32)
+  # The length is homogeneous, so dividing by a constant changes neither value nor gradient; it
+  # keeps the squares of tiny and huge rows in range.
+  largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+  x = x / jnp.where(largest == 0, 1, largest)
+  squared = jnp.sum(x * x, axis=-1, keepdims=True)
+  return x / jnp.sqrt(jnp.where(squared == 0, 1, squared))
+
+
+def positives(text, image, margin=None):  # [N, D], [N, D] -> cosines [N]
+  """The cosine of each pair, lowered by the margin that it has to overcome.
+
+  L-Softmax (Liu et al. 2016) and A-Softmax (Liu et al. 2017) replace cos θ by
+  ψ(θ) = (−1)^q cos(mθ) − 2q for θ in [qπ/m, (q+1)π/m], which falls m times as fast. They differ in
+  whether lengths count; the paper compares cosines throughout, so here they differ in m: 2, and 4
+  softened as its authors train it, (5·cos θ + ψ(θ)) / 6. In terms of c = cos θ both are polynomials
+  by pieces: no arccos, whose gradient is infinite at c = 1.
+  """
+  c = jnp.sum(text * image, axis=-1)
+  if margin == "l_softmax":
+    return 2 * c * jnp.abs(c) - 1
+  if margin == "a_softmax":
+    cos4 = 8 * c**4 - 8 * c**2 + 1
+    half = jnp.float32(0.5**0.5)
+    q = (c < half).astype(jnp.float32) + (c < 0) + (c < -half)
+    sign = jnp.where((q == 1) | (q == 3), -1, 1)
+    return (5 * c + sign * cos4 - 2 * q) / 6
+  return c
+
+
+def negatives(rows, columns):  # tuples of ids: [R], [C] -> bool [R, C]
+  """Pairs that share no id. A row shares its ids with itself, so the diagonal is never one."""
+  negative = True
+  for row, column in zip(rows, columns, strict=True):
+    negative = negative & (row[:, None] != column[None, :])
+  return negative
+
+
+def share(keep):
+  """keep as a fraction p/q, q ≤ 10,000: exact in integers where keep × N² in float32 is not."""
+  fraction = max(fractions.Fraction(keep).limit_denominator(10_000), fractions.Fraction(1, 10_000))
+  return fraction.numerator, fraction.denominator
+
+
+def gather(x, axis):  # [n, ...] of this device -> [N, ...] of all
+  return x if axis is None else lax.all_gather(x, axis, tiled=True)
+
+
+def total(x, axis):
+  return x if axis is None else lax.psum(x, axis)
+
+
+def largest(x, axis):
+  return x if axis is None else lax.pmax(x, axis)
