@@ -16,6 +16,7 @@ setup(
     "etils[epath]>=1.10",
     "flax>=0.12,<0.13",
     "huggingface-hub>=1.0",
+    "importlib-resources>=6",  # tensorflow-datasets imports it without asking for it
     "jax>=0.10,<0.11",
     "jinja2>=3.1",
     "matplotlib>=3.9",

@@ -1,0 +1,166 @@
+"""Records on disk → batches on devices: shuffled, sharded, prefetched, started at any step.
+
+An epoch shows every image once, each with one of its captions, in an order that depends on seed
+and epoch alone. Batch number n is therefore a function of (seed, n): on any number of devices and
+processes, and after a resume, it holds the same pairs and the same crops.
+"""
+
+import collections
+import functools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from xe_retrieval.data import datasets, images
+from xe_retrieval.data.cpu_tensorflow import tf
+
+import tensorflow_datasets as tfds  # isort: skip
+
+
+class Source:
+  """The records of one split, by number."""
+
+  def __init__(self, name: str, directory: str, split: str):
+    builder = datasets.builder(name, directory)
+    if split not in builder.info.splits:
+      raise ValueError(f"{name} has no split {split!r}; it has {', '.join(builder.info.splits)}")
+    self.name, self.split = name, split
+    self.features = builder.info.features
+    self._records = builder.as_data_source(
+      split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+    )
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def read(self, indices) -> list[bytes]:
+    """Serialised records."""
+    return self._records.__getitems__([int(i) for i in indices])
+
+  def columns(self, *names: str) -> dict[str, list]:
+    """Whole columns of the split, without decoding pictures."""
+    spec = {name: _SPEC[name] for name in names}
+    out = {name: [] for name in names}
+    for start in range(0, len(self), 4096):
+      records = self.read(range(start, min(start + 4096, len(self))))
+      for name, values in tf.io.parse_example(records, spec).items():
+        out[name] += (
+          values.to_list() if isinstance(values, tf.RaggedTensor) else list(values.numpy())
+        )
+    return out
+
+  def captions(self) -> list[list[str]]:
+    """All captions of every record."""
+    columns = self.columns("captions")["captions"]
+    return [[c.decode("utf-8", "replace") for c in captions] for captions in columns]
+
+  def picture(self, index: int) -> bytes:
+    """The encoded picture of one record."""
+    return tf.io.parse_example(self.read([index]), {"image": _SPEC["image"]})["image"].numpy()[0]
+
+
+_SPEC = {
+  "image": tf.io.FixedLenFeature([], tf.string),
+  "image_id": tf.io.FixedLenFeature([], tf.int64),
+  "captions": tf.io.RaggedFeature(tf.string),
+  "text_ids": tf.io.RaggedFeature(tf.int64),
+  "scene": tf.io.FixedLenFeature([3, 4], tf.int64),
+}
+
+
+def train_batches(
+  source: Source, tokenizer, config, start: int = 0, process: int = 0, processes: int = 1
+) -> Iterator[dict[str, np.ndarray]]:
+  """This process's rows of global batches number `start`, `start` + 1, … `config.steps` - 1."""
+  if len(source) < config.batch_size:
+    raise ValueError(
+      f"config.batch_size is {config.batch_size}, but the {source.split} split of {source.name} "
+      f"has only {len(source)} images; choose a batch size of at most that"
+    )
+  rows = config.batch_size // processes
+  per_epoch = len(source) // config.batch_size
+
+  @functools.lru_cache(2)
+  def order(epoch):
+    return np.random.default_rng([config.seed, epoch]).permutation(len(source))
+
+  def read(step):
+    epoch, batch = divmod(int(step), per_epoch)
+    begin = batch * config.batch_size + process * rows
+    indices = order(epoch)[begin : begin + rows]
+    return np.array(source.read(indices), object), _hash(config.seed, epoch, indices)
+
+  def pairs(step):
+    records, draws = tf.numpy_function(read, [step], (tf.string, tf.int64), stateful=False)
+    records.set_shape([rows])
+    draws.set_shape([rows])
+    record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
+    chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
+    return tf.data.Dataset.from_tensor_slices(
+      {
+        "image": record["image"],
+        "image_id": tf.cast(record["image_id"], tf.int32),
+        "caption": tf.gather(record["captions"], chosen, batch_dims=1),
+        "text_id": tf.cast(tf.gather(record["text_ids"], chosen, batch_dims=1), tf.int32),
+        "draw": draws,
+      }
+    )
+
+  def decoded(pair):
+    draw = pair.pop("draw")
+    if config.data.augment == "random_resized_crop":
+      image = images.random_resized_crop(pair["image"], config.image.size, tf.stack([draw, 0]))
+    else:
+      image = images.square(pair["image"], config.image.size)
+    return {**pair, "image": image}
+
+  def tokenised(batch):
+    words = lambda captions: tokenizer([c.decode("utf-8", "replace") for c in captions])  # noqa: E731
+    tokens = tf.numpy_function(words, [batch.pop("caption")], tf.int32, stateful=False)
+    return {**batch, "tokens": tokens}
+
+  data = tf.data.Dataset.range(start, config.steps).flat_map(pairs)
+  data = data.map(decoded, tf.data.AUTOTUNE, deterministic=True)
+  data = data.batch(rows, drop_remainder=True).map(tokenised).prefetch(2)
+  yield from data.as_numpy_iterator()
+
+
+_PAIR = ("image", "image_id", "captions", "text_ids")
+
+
+def image_batches(source: Source, size: int, batch_size: int) -> Iterator[np.ndarray]:
+  """Every picture of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short."""
+
+  def read(start):
+    return np.array(source.read(range(start, min(start + batch_size, len(source)))), object)
+
+  def encoded(start):
+    records = tf.numpy_function(read, [start], tf.string, stateful=False)
+    records.set_shape([None])
+    return tf.data.Dataset.from_tensor_slices(
+      tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
+    )
+
+  data = tf.data.Dataset.range(0, len(source), batch_size).flat_map(encoded)
+  data = data.map(lambda e: images.square(e, size), tf.data.AUTOTUNE, deterministic=True)
+  yield from data.batch(batch_size).prefetch(2).as_numpy_iterator()
+
+
+def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:
+  """Global arrays on the mesh, copied `ahead` batches before they are needed."""
+  put = functools.partial(jax.make_array_from_process_local_data, sharding)
+  queue = collections.deque()
+  for batch in batches:
+    queue.append(jax.tree.map(put, batch))
+    if len(queue) > ahead:
+      yield queue.popleft()
+  yield from queue
+
+
+def _hash(seed, epoch, indices):
+  """Well-mixed non-negative int64 of (seed, epoch, index): splitmix64, vectorised."""
+  x = np.asarray(indices, np.uint64) + np.uint64((seed * 1_000_003 + epoch) % 2**31 << 32)
+  for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+  return (x >> np.uint64(1)).astype(np.int64)
