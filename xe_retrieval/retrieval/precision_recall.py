@@ -1,0 +1,81 @@
+"""Precision and recall of one global threshold over all caption × image pairs, exactly.
+
+Precision and recall change in a way that matters only at scores of positive pairs, so it is enough
+to count, for each of these, the pairs that score at least as much. Tiles are sorted and counted as
+they pass: memory grows with the captions, not with the pairs.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+
+import numpy as np
+
+from xe_retrieval.retrieval import tiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """One point per distinct score of a positive pair, highest first: what `score >= t` returns."""
+
+  thresholds: np.ndarray  # float32 [T], falling
+  true: np.ndarray  # int64 [T], positive pairs returned
+  returned: np.ndarray  # int64 [T], pairs returned
+  positives: int  # positive pairs in all
+  pairs: int  # pairs in all
+
+  @property
+  def precision(self):
+    return self.true / self.returned  # float64 [T]
+
+  @property
+  def recall(self):
+    return self.true / self.positives  # float64 [T], rising to 1
+
+  @property
+  def average_precision(self):
+    """Area under the curve as a step function, ties grouped: scikit-learn's definition."""
+    return float(np.sum(np.diff(self.recall, prepend=0.0) * self.precision))
+
+
+def curve(text, image, image_of_text, distractors=None):
+  """[Q, D], [M, D], int [Q], [N, D] or a list of such -> Curve over all Q·(M+N) pairs.
+
+  A pair is positive if the caption was written for the image; scores are float32 dot products.
+  """
+  text, image, image_of_text = tiles.pairing(text, image, image_of_text)
+  own = tiles.own_scores(text, image, image_of_text)
+  levels, positives = np.unique(own, return_counts=True)  # rising
+  parts = tiles.parts(image, distractors)
+  returned = _count_at_least(levels, text, parts)
+  true = np.cumsum(positives[::-1])
+  pairs = len(text) * sum(map(len, parts))
+  return Curve(levels[::-1], true, returned[::-1], len(text), pairs)
+
+
+def _count_at_least(levels, text, parts):
+  """Rising float32 [T], [Q, D], documents in parts -> int64 [T]: pairs with score >= level."""
+  jobs = [
+    (rows, part[columns])
+    for part in parts
+    for columns in tiles.spans(len(part), _COLUMNS)
+    for rows in tiles.spans(len(text), _ROWS)
+  ]
+  workers = min(8, os.cpu_count())
+  bar = tiles.progress(None, "precision and recall", total=len(jobs))
+
+  def count(jobs):
+    total = np.zeros(len(levels), np.int64)
+    scratch = np.empty(_ROWS * _COLUMNS, np.float32)
+    for rows, documents in jobs:
+      scores = tiles.product(text[rows], documents, scratch).ravel()
+      scores.sort()
+      total += scores.size - np.searchsorted(scores, levels)
+      bar.update()
+    return total
+
+  with bar, concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    return sum(pool.map(count, [jobs[i::workers] for i in range(workers)]))
+
+
+_ROWS, _COLUMNS = 512, 2048  # a tile of 4 MiB: sorted within a core's cache

@@ -1,0 +1,89 @@
+"""The score matrix of queries × documents, one tile at a time, never as a whole."""
+
+import numpy as np
+import tqdm
+
+QUERIES, DOCUMENTS = 512, 16384  # a tile of scores: 32 MiB
+
+
+def embeddings(name, x, width=None):
+  """Checks that `x` is a finite float [N, D]; returns it as float32, uncopied if it is that."""
+  x = np.asarray(x)
+  if x.ndim != 2 or not np.issubdtype(x.dtype, np.floating):
+    raise ValueError(f"{name} must be float [N, D], not {x.dtype} {list(x.shape)}")
+  if width is not None and x.shape[1] != width:
+    raise ValueError(f"{name} has width {x.shape[1]}, but the others have {width}")
+  x = np.asarray(x, np.float32)
+  # A row sum is finite only if the row is: no [N, D] mask for millions of rows.
+  bad = np.flatnonzero(~np.isfinite(x.sum(axis=1)))
+  if bad.size:
+    raise ValueError(f"{name} holds NaN or infinity in {bad.size} rows, the first is {bad[0]}")
+  return x
+
+
+def pairing(text, image, image_of_text):
+  """Checks the three against each other; returns them as float32, float32, int64."""
+  text = embeddings("text", text)
+  image = embeddings("image", image, text.shape[1])
+  image_of_text = np.asarray(image_of_text)
+  if image_of_text.shape != (len(text),) or not np.issubdtype(image_of_text.dtype, np.integer):
+    raise ValueError(
+      f"image_of_text must be int [{len(text)}], one image row per caption, "
+      f"not {image_of_text.dtype} {list(image_of_text.shape)}"
+    )
+  if not len(text):
+    raise ValueError("there are no captions to evaluate")
+  if image_of_text.min() < 0 or image_of_text.max() >= len(image):
+    raise ValueError(f"image_of_text must lie in [0, {len(image)})")
+  return text, image, image_of_text.astype(np.int64)
+
+
+def parts(image, distractors=None):
+  """The arrays whose rows, one after the other, are the documents."""
+  if distractors is None:
+    return [image]
+  if not isinstance(distractors, (list, tuple)):
+    distractors = [distractors]
+  return [image] + [embeddings("distractors", d, image.shape[1]) for d in distractors]
+
+
+def own_scores(queries, documents, own):
+  """[Q, D], [N, D], int [Q] -> float32 [Q]: score of each query with the document `own`.
+
+  Taken from matrix products, so that they have the very bits that the tiles will have.
+  """
+  scores = np.empty(len(queries), np.float32)
+  for rows in spans(len(queries), QUERIES):
+    scores[rows] = np.diagonal(product(queries[rows], documents[own[rows]]))
+  return scores
+
+
+def product(queries, documents, out=None):
+  """[q, D], [n, D] -> float32 [q, n], the same bits for the same two rows in any tile.
+
+  BLAS has other routines for small matrices that round differently: those are padded.
+  `out` is memory to write to, float32 [≥ q·n].
+  """
+  q, n = len(queries), len(documents)
+  if min(q, n) >= _SMALL:
+    return np.matmul(queries, documents.T, out=None if out is None else out[: q * n].reshape(q, n))
+  return np.matmul(_padded(queries), _padded(documents).T)[:q, :n]
+
+
+def spans(total, size):
+  """Slices of nearly equal length, at most `size`, that cover range(total)."""
+  count = -(-total // size)
+  edges = [total * i // count for i in range(count + 1)]
+  return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def progress(steps, what, total=None):
+  """A bar, once the work has taken two seconds."""
+  return tqdm.tqdm(steps, desc=what, total=total, delay=2, leave=False)
+
+
+_SMALL = 128
+
+
+def _padded(x):
+  return x if len(x) >= _SMALL else np.pad(x, ((0, _SMALL - len(x)), (0, 0)))
