@@ -55,7 +55,7 @@ def _ranks(queries, parts, own, devices):
   scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
   above = np.empty(tiles.QUERIES * tiles.DOCUMENTS, bool)
   below_bar = np.nextafter(bar, np.float32(-np.inf))
-  for start, documents in tiles.progress(list(_stream(parts, tiles.DOCUMENTS)), "exact ranks"):
+  for start, documents in tiles.progress(list(tiles.stream(parts, tiles.DOCUMENTS)), "exact ranks"):
     stop = start + len(documents)
     # s >= bar is s > below_bar: equal scores in front of the right document outrank it.
     level = np.where(own >= stop, below_bar, bar)
@@ -68,15 +68,6 @@ def _ranks(queries, parts, own, devices):
         c = own[rows][q] - start
         rank[rows][q] += np.count_nonzero(scores[q, :c] == bar[rows][q]) - greater[q, c]
   return rank
-
-
-def _stream(parts, size):
-  """Documents in parts -> (number of the first, [n, D]) tiles of nearly equal size."""
-  start = 0
-  for part in parts:
-    for rows in tiles.spans(len(part), size):
-      yield start + rows.start, part[rows]
-    start += len(part)
 
 
 def _ranks_on(devices, queries, parts, own):
@@ -118,7 +109,7 @@ def _ranks_on(devices, queries, parts, own):
     blocks(own.astype(np.int32)),
   )
   bar = own_scores(q, blocks(parts[0][own]))
-  stream = list(_stream(parts, tiles.DOCUMENTS * len(devices)))
+  stream = list(tiles.stream(parts, tiles.DOCUMENTS * len(devices)))
   for start, documents in tiles.progress(stream, "exact ranks"):
     padding = -len(documents) % (128 * len(devices))  # few distinct shapes to compile
     full = jax.device_put(np.pad(documents, ((0, padding), (0, 0))), sharded)

@@ -47,6 +47,15 @@ def parts(image, distractors=None):
   return [image] + [embeddings("distractors", d, image.shape[1]) for d in distractors]
 
 
+def stream(parts, size):
+  """Documents in parts -> (number of the first, [n, D]) tiles of nearly equal size."""
+  start = 0
+  for part in parts:
+    for rows in spans(len(part), size):
+      yield start + rows.start, part[rows]
+    start += len(part)
+
+
 def own_scores(queries, documents, own):
   """[Q, D], [N, D], int [Q] -> float32 [Q]: score of each query with the document `own`.
 

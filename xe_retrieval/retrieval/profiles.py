@@ -1,0 +1,43 @@
+"""How many neighbours each query has above each score: the lines of the paper's score plot."""
+
+import dataclasses
+
+import numpy as np
+
+from xe_retrieval.retrieval import tiles
+
+TOP = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Profiles:
+  levels: np.ndarray  # float32 [L], rising
+  counts: np.ndarray  # int32 [Q, L]: documents that score at least the level
+  top: np.ndarray  # float32 [Q, ≤ TOP]: the highest scores, falling
+
+  def at(self, levels):
+    """The same for some of the levels."""
+    column = np.searchsorted(self.levels, levels)
+    return Profiles(self.levels[column], self.counts[:, column], self.top)
+
+
+def profiles(text, parts, levels):
+  """[Q, D], documents in parts [N, D], rising [L] -> Profiles, streaming and exact."""
+  levels = np.asarray(levels, np.float32)
+  counts = np.zeros((len(text), len(levels)), np.int32)
+  top = np.full((len(text), min(TOP, sum(map(len, parts)))), -np.inf, np.float32)
+  scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
+  jobs = [
+    (rows, documents)
+    for _, documents in tiles.stream(parts, tiles.DOCUMENTS)
+    for rows in tiles.spans(len(text), tiles.QUERIES)
+  ]
+  for rows, documents in tiles.progress(jobs, "score distributions"):
+    scores = np.ascontiguousarray(tiles.product(text[rows], documents, scratch))  # [q, n]
+    scores.sort(axis=1)
+    below = [np.searchsorted(row, levels) for row in scores]
+    counts[rows] += len(documents) - np.array(below, np.int32)
+    merged = np.concatenate([top[rows], scores[:, -top.shape[1] :]], axis=1)
+    merged.sort(axis=1)
+    top[rows] = merged[:, : -top.shape[1] - 1 : -1]
+  return Profiles(levels, counts, top)
