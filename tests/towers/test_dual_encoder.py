@@ -5,48 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from xe_retrieval.towers import dual_encoder
-
-
-def tiny(**changes):
-  config = ConfigDict(
-    dict(
-      embedding_dim=8,
-      dtype="float32",
-      remat=False,
-      text=dict(
-        pretrained="",
-        vocab_size=20,
-        tokens=6,
-        layers=2,
-        width=16,
-        heads=2,
-        mlp=32,
-        pooling="cls",
-        dropout=0.1,
-        freeze="none",
-      ),
-      image=dict(
-        pretrained="",
-        size=16,
-        depths=(1, 1),
-        widths=(8, 16),
-        block="bottleneck",
-        stem="small",
-        stem_width=8,
-        downsample_in_bottleneck=False,
-        batch_norm="sync",
-        mean=(0.5, 0.5, 0.5),
-        std=(0.25, 0.25, 0.25),
-        freeze="none",
-      ),
-    )
-  )
-  config.update_from_flattened_dict(changes)
-  return config
-
 
 TOKENS = np.array(
   [[2, 5, 6, 3, 0, 0], [2, 7, 3, 0, 0, 0], [2, 8, 9, 10, 11, 3], [2, 4, 4, 3, 0, 0]]
@@ -55,36 +15,51 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), dtype=np.uint
 
 
 def build(config):
+  """The jitted model and random variables, drawn by numpy: to compile model.init takes longer."""
   model = dual_encoder.from_config(config)
-  return model, jax.jit(model.init)(jax.random.key(0), TOKENS, IMAGES)
+  random = np.random.default_rng(0)
+
+  def draw(path, leaf):
+    values = random.normal(0, leaf.shape[-2] ** -0.5 if leaf.ndim > 1 else 0.1, leaf.shape)
+    ones = path[-1].key in ("scale", "var")
+    return jnp.array(np.abs(values + 1) if ones else values, leaf.dtype)
+
+  shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS, IMAGES)
+  variables = jax.tree_util.tree_map_with_path(draw, shapes)
+  return jax.jit(model.apply, static_argnames=("train", "method", "mutable")), variables
 
 
 def gradients(config):
   """Loss gradient and new statistics of one training pass."""
-  model, variables = build(config)
+  config.text.dropout = 0.0
+  apply, variables = build(config)
 
-  @jax.jit
-  def grad(params):
-    def loss(params):
-      (text, image), updates = model.apply(
-        {**variables, "params": params},
-        TOKENS,
-        IMAGES,
-        train=True,
-        mutable=["batch_stats"],
-        rngs={"dropout": jax.random.key(1)},
-      )
-      return jnp.sum(text * image), updates
+  def loss(params):
+    (text, image), updates = apply(
+      {**variables, "params": params}, TOKENS, IMAGES, train=True, mutable="batch_stats"
+    )
+    return jnp.sum(text * image), updates
 
-    return jax.grad(loss, has_aux=True)(params)
-
-  grads, updates = grad(variables["params"])
+  grads, updates = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
   return variables, grads, updates["batch_stats"]
 
 
-def test_embeddings_and_names():
-  model, variables = build(tiny())
-  text, image = model.apply(variables, TOKENS, IMAGES)
+def test_initial_values(tiny):
+  model = dual_encoder.from_config(tiny())
+  variables = jax.jit(model.init)(jax.random.key(0), TOKENS, IMAGES)
+  text, image = (variables["params"][encoder]["tower"] for encoder in ("text", "image"))
+  np.testing.assert_allclose(text["layer_0"]["mlp_in"]["kernel"].std(), 0.02, rtol=0.15)
+  np.testing.assert_allclose(text["embeddings"]["word"]["embedding"].std(), 0.02, rtol=0.15)
+  np.testing.assert_allclose(image["stem"]["conv"]["kernel"].std(), (2 / (9 * 8)) ** 0.5, rtol=0.2)
+  assert not image["stem"]["norm"]["bias"].any() and not text["layer_0"]["query"]["bias"].any()
+  stats = variables["batch_stats"]["image"]["tower"]["stem"]["norm"]
+  assert (stats["mean"] == 0).all() and (stats["var"] == 1).all()
+  chex.assert_trees_all_equal_shapes_and_dtypes(variables, build(tiny())[1])
+
+
+def test_embeddings_and_names(tiny):
+  apply, variables = build(tiny())
+  text, image = apply(variables, TOKENS, IMAGES)
   chex.assert_shape([text, image], (4, 8))
   assert set(variables) == {"params", "batch_stats"}
   assert set(variables["params"]) == {"text", "image"}
@@ -92,56 +67,56 @@ def test_embeddings_and_names():
     assert set(variables["params"][encoder]) == {"tower", "projection"}
     chex.assert_shape(variables["params"][encoder]["projection"]["kernel"], (width, 8))
     assert set(variables["params"][encoder]["projection"]) == {"kernel"}
-  alone = model.apply(variables, TOKENS, method="embed_text")
+  alone = apply(variables, TOKENS, method="embed_text")
   np.testing.assert_allclose(alone, text, atol=1e-6)
-  alone = model.apply(variables, IMAGES, method="embed_image")
+  alone = apply(variables, IMAGES, method="embed_image")
   np.testing.assert_allclose(alone, image, atol=1e-6)
-  features = model.apply(variables, IMAGES, method="image_features")
+  features = apply(variables, IMAGES, method="image_features")
   projected = features @ variables["params"]["image"]["projection"]["kernel"]
   np.testing.assert_allclose(projected, image, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_padding_does_not_matter(pooling):
-  model, variables = build(tiny(**{"text.pooling": pooling}))
-  long = model.apply(variables, TOKENS[1:2], method="embed_text")
-  short = model.apply(variables, TOKENS[1:2, :3], method="embed_text")
+def test_padding_does_not_matter(tiny, pooling):
+  apply, variables = build(tiny(**{"text.pooling": pooling}))
+  long = apply(variables, TOKENS[1:2], method="embed_text")
+  short = apply(variables, TOKENS[1:2, :3], method="embed_text")
   np.testing.assert_allclose(long, short, atol=1e-5)
-  empty = model.apply(variables, np.zeros((1, 6), np.int32), method="embed_text")
+  empty = apply(variables, np.zeros((1, 6), np.int32), method="embed_text")
   assert np.isfinite(empty).all()
 
 
-def test_dropout_only_in_training():
-  model, variables = build(tiny())
+def test_dropout_only_in_training(tiny):
+  apply, variables = build(tiny())
 
   def embed(seed, train):
     rngs = {"dropout": jax.random.key(seed)}
-    return model.apply(variables, TOKENS, train=train, method="embed_text", rngs=rngs)
+    return apply(variables, TOKENS, train=train, method="embed_text", rngs=rngs)
 
   np.testing.assert_array_equal(embed(1, False), embed(2, False))
   assert np.abs(embed(1, True) - embed(2, True)).max() > 1e-3
 
 
-def test_bfloat16_keeps_parameters_statistics_and_outputs_in_float32():
-  model, variables = build(tiny(dtype="bfloat16"))
+def test_bfloat16_keeps_parameters_statistics_and_outputs_in_float32(tiny):
+  apply, variables = build(tiny(dtype="bfloat16"))
   exact, _ = build(tiny())
-  outputs, updates = model.apply(variables, TOKENS, IMAGES, mutable=["batch_stats"])
+  outputs, updates = apply(variables, TOKENS, IMAGES, mutable="batch_stats")
   chex.assert_trees_all_equal_dtypes(
     (variables, outputs, updates),
     jax.tree.map(lambda x: x.astype(jnp.float32), (variables, outputs, updates)),
   )
-  for low, high in zip(outputs, exact.apply(variables, TOKENS, IMAGES), strict=True):
+  for low, high in zip(outputs, exact(variables, TOKENS, IMAGES), strict=True):
     np.testing.assert_allclose(low, high, atol=0.05 * np.abs(high).max())
     assert np.abs(low - high).max() > 0  # it did compute in less precision
 
 
-def test_remat_changes_nothing():
+def test_remat_changes_nothing(tiny):
   _, plain, _ = gradients(tiny())
   _, again, _ = gradients(tiny(remat=True))
   chex.assert_trees_all_close(plain, again, atol=1e-4)
 
 
-def test_running_statistics_follow_the_batch():
+def test_running_statistics_follow_the_batch(tiny):
   _, _, stats = gradients(tiny())
   moved = jax.tree.map(lambda x: float(np.abs(x).max()), stats["image"]["tower"]["stem"]["norm"])
   assert moved["mean"] > 0
@@ -150,20 +125,22 @@ def test_running_statistics_follow_the_batch():
 
 
 @pytest.mark.parametrize("block", ["basic", "bottleneck"])
-def test_sharded_batch_has_global_statistics(block):
+def test_sharded_batch_has_global_statistics(tiny, block):
   config = tiny(**{"image.block": block})
-  model, variables = build(config)
+  apply, variables = build(config)
   images = np.concatenate([IMAGES, 255 - IMAGES])
   mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-  apply = jax.jit(
-    lambda x: model.apply(variables, x, train=True, method="embed_image", mutable=["batch_stats"])
+  one, eight = (
+    apply(variables, x, train=True, method="embed_image", mutable="batch_stats")
+    for x in (images, jax.device_put(images, sharding))
   )
-  chex.assert_trees_all_close(apply(images), apply(jax.device_put(images, sharding)), atol=1e-5)
+  assert len(eight[0].devices()) == 8
+  chex.assert_trees_all_close(one, eight, atol=1e-5)
 
 
 @pytest.mark.parametrize("freeze", ["0", "1", "all"])
-def test_frozen_parts_get_no_gradient_and_keep_statistics(freeze):
+def test_frozen_parts_get_no_gradient_and_keep_statistics(tiny, freeze):
   config = tiny(**{"text.freeze": freeze, "image.freeze": freeze})
   variables, grads, stats = gradients(config)
   mask = dual_encoder.frozen(variables["params"], config)
@@ -182,15 +159,15 @@ def test_frozen_parts_get_no_gradient_and_keep_statistics(freeze):
   assert all(jax.tree.leaves(same["image"]["tower"]["stage_1_block_0"])) == (freeze == "all")
 
 
-def test_nothing_is_frozen_by_default():
+def test_nothing_is_frozen_by_default(tiny):
   _, variables = build(tiny())
   assert not any(jax.tree.leaves(dual_encoder.frozen(variables["params"], tiny())))
 
 
-def test_frozen_tower_training_output_is_its_evaluation_output():
-  model, variables = build(tiny(**{"text.freeze": "all", "image.freeze": "all"}))
-  train = model.apply(variables, TOKENS, IMAGES, train=True)
-  chex.assert_trees_all_equal(train, model.apply(variables, TOKENS, IMAGES))
+def test_frozen_tower_training_output_is_its_evaluation_output(tiny):
+  apply, variables = build(tiny(**{"text.freeze": "all", "image.freeze": "all"}))
+  train = apply(variables, TOKENS, IMAGES, train=True)
+  chex.assert_trees_all_equal(train, apply(variables, TOKENS, IMAGES))
 
 
 @pytest.mark.parametrize(
@@ -204,12 +181,12 @@ def test_frozen_tower_training_output_is_its_evaluation_output():
     ("text.heads", 3, "config.text.width=16 is not divisible by heads=3"),
   ],
 )
-def test_impossible_values_name_the_field(field, value, message):
+def test_impossible_values_name_the_field(tiny, field, value, message):
   with pytest.raises(ValueError, match=message):
     dual_encoder.from_config(tiny(**{field: value}))
 
 
-def test_too_many_tokens():
-  model, variables = build(tiny())
+def test_too_many_tokens(tiny):
+  apply, variables = build(tiny())
   with pytest.raises(ValueError, match="7 tokens per text, but only 6 positions"):
-    model.apply(variables, np.ones((1, 7), np.int32), method="embed_text")
+    apply(variables, np.ones((1, 7), np.int32), method="embed_text")

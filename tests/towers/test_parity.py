@@ -1,0 +1,120 @@
+"""Each tower, layer by layer, against transformers' BertModel and ResNetModel in PyTorch."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from xe_retrieval.towers import dual_encoder, pretrained
+
+HERE = pathlib.Path(__file__).parent
+SHARED = HERE.parents[2] / "shared" / "weights"
+TINY = ["bert", "resnet_v1", "resnet_v15", "resnet_basic"]
+FULL = ["bert_base", "resnet50_v1", "resnet50", "resnet101", "resnet34"]
+REAL = ["minilm-l6", "resnet50-imagenet"]
+
+torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+real = pytest.mark.skipif(not SHARED.exists(), reason="no weights beside the project")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_stored_outputs(tiny, name):
+  outputs = np.load(HERE / "references" / name / "outputs.npz")
+  assert_equal(outputs, ours(tiny, HERE / "references" / name, outputs))
+
+
+@torch
+@pytest.mark.parametrize("name", TINY)
+def test_live_outputs(tiny, name, live):
+  outputs = np.load(live() / name / "outputs.npz")
+  assert_equal(outputs, ours(tiny, live() / name, outputs))
+
+
+@torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_live_outputs_of_real_size(tiny, name, live):
+  outputs = np.load(live("--full") / name / "outputs.npz")
+  assert_equal(outputs, ours(tiny, live("--full") / name, outputs))
+
+
+@torch
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_live_outputs_of_real_weights(tiny, name, live):
+  outputs = np.load(live(*(SHARED / name for name in REAL)) / name / "outputs.npz")
+  assert_equal(outputs, ours(tiny, SHARED / name, outputs))
+
+
+@real
+@pytest.mark.parametrize("name", REAL)
+def test_fingerprints_of_real_weights(tiny, name):
+  stored = np.load(HERE / "references" / f"{name}.npz")
+  if "tokens" in stored:
+    inputs = dict(stored)
+  else:
+    inputs = {"pixels": np.random.default_rng(0).normal(size=(2, 224, 224, 3)).astype(np.float32)}
+  outputs = ours(tiny, SHARED / name, inputs)
+  assert_equal(stored, {part: fingerprint(value) for part, value in outputs.items()})
+
+
+def ours(tiny, folder, inputs):
+  """{part: output} of our tower with the weights of a folder, loaded as in training."""
+  encoder, inputs = (
+    ("text", (inputs["tokens"], inputs["token_types"]))
+    if "tokens" in inputs
+    else ("image", (inputs["pixels"],))
+  )
+  config = pretrained.configure(tiny({f"{encoder}.pretrained": str(folder)}))
+  model = dual_encoder.from_config(config)
+  shapes = jax.eval_shape(
+    model.init, jax.random.key(0), np.zeros((1, 6), np.int32), np.zeros((1, 16, 16, 3), np.uint8)
+  )
+  variables = pretrained.load(config, shapes)
+  tower = getattr(model, encoder).tower
+  variables = {name: tree[encoder]["tower"] for name, tree in variables.items() if encoder in tree}
+
+  @jax.jit
+  def apply(variables, *inputs):
+    parts = tower.parts()
+    filter = lambda module, _: module.name in parts  # noqa: E731
+    _, state = tower.apply(
+      variables, *inputs, capture_intermediates=filter, mutable="intermediates"
+    )
+    return {part: state["intermediates"][part]["__call__"][0] for part in parts}
+
+  return apply(variables, *inputs)
+
+
+def assert_equal(theirs, ours):
+  """Within 1e-4, of one or of the largest value where activations exceed one."""
+  assert set(ours) == set(theirs) - {"tokens", "token_types", "pixels"}
+  for part, value in ours.items():
+    atol = 1e-4 * max(1, np.abs(theirs[part]).max())
+    np.testing.assert_allclose(value, theirs[part], rtol=0, atol=atol, err_msg=part)
+
+
+def fingerprint(x):
+  """Sixteen values of an array and its mean and spread."""
+  x = np.asarray(x)
+  return np.array([*x.ravel()[:: x.size // 16][:16], x.mean(), x.std()], np.float32)
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory):
+  """Run make_references.py with the torch that is installed; the folder it wrote to."""
+  folders = {}
+
+  def run(*args):
+    if args not in folders:
+      folders[args] = tmp_path_factory.mktemp("references")
+      command = [sys.executable, HERE / "make_references.py", "--out", folders[args], *args]
+      subprocess.run(command, check=True, capture_output=True)
+    return folders[args]
+
+  return run

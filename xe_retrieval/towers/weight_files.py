@@ -1,0 +1,148 @@
+"""Checkpoint files of every supported format -> {Hugging Face tensor name: numpy array}."""
+
+import json
+import pathlib
+import re
+
+import numpy as np
+import safetensors
+
+SMALL_FILES = ["config.json", "preprocessor_config.json", "vocab.txt", "*token*.json"]
+
+
+def locate(name):
+  """The local path of a checkpoint: itself, or the downloaded copy of a Hugging Face id."""
+  path = pathlib.Path(name).expanduser()
+  if path.exists():
+    return path
+  import huggingface_hub
+
+  try:
+    files = [*SMALL_FILES, "model*.safetensors*"]
+    path = pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=files))
+    if not list(path.glob("*.safetensors")):
+      huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*.bin*"])
+  except (OSError, ValueError) as error:
+    reason = str(error).splitlines()[0]
+    raise ValueError(
+      f"pretrained={name!r} is neither a path on this machine nor a Hugging Face id "
+      f"that could be fetched ({reason})"
+    ) from error
+  return path
+
+
+def read(path):
+  """All tensors under a path (directory, or one .pth file), under their Hugging Face names."""
+  if path.is_file():
+    return _canonical(_read_torch(path))
+  for pattern, reader in READERS.items():
+    found = sorted(path.glob(pattern))
+    if len(found) > 1:
+      raise ValueError(f"{path} holds several checkpoints ({_names(found)}): keep one")
+    if found:
+      return _canonical(reader(found[0]))
+  raise ValueError(f"{path} holds no weights: expected one of {', '.join(READERS)}")
+
+
+def _read_safetensors(path):
+  try:
+    with safetensors.safe_open(path, "np") as file:
+      return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  except (OSError, safetensors.SafetensorError) as error:
+    raise ValueError(f"{path} is corrupt or half downloaded ({error}): fetch it again") from error
+
+
+def _read_torch(path):
+  try:
+    import torch
+  except ImportError as error:
+    raise ImportError(
+      f"reading {path} needs PyTorch (pip install torch); model.safetensors needs nothing more"
+    ) from error
+  try:  # weights_only: such a file is a pickle, and may otherwise run any code
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: _numpy(tensor) for name, tensor in tensors.items()}
+  except Exception as error:  # torch, zipfile and pickle each raise their own
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    raise ValueError(f"{path} is not a readable dictionary of tensors ({reason})") from error
+
+
+def _numpy(tensor):
+  return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+
+def _read_shards(index):
+  """Several files, and an index that says which tensor is in which."""
+  try:
+    weight_map = json.loads(index.read_text())["weight_map"]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{index} is not an index of weights ({error!r})") from error
+  tensors = {}
+  for shard in sorted(set(weight_map.values())):
+    path = index.parent / shard
+    if not path.exists():
+      raise ValueError(f"{index.name} names {shard}, which is not in {index.parent}")
+    tensors |= _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+  if missing := sorted(set(weight_map) - set(tensors)):
+    raise ValueError(f"{index} promises tensors that its files do not hold: {_names(missing)}")
+  return tensors
+
+
+def _read_google(index):
+  """BERT as published by its authors: a TensorFlow checkpoint, kernels input first."""
+  import tensorflow as tf
+
+  prefix = str(index).removesuffix(".index")
+  try:
+    reader = tf.train.load_checkpoint(prefix)
+    variables = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+  except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
+    reason = str(error).splitlines()[0]
+    raise ValueError(
+      f"{prefix} is corrupt or half downloaded ({reason}): fetch it again"
+    ) from error
+  tensors = {}
+  for name, value in variables.items():
+    name = re.sub(r"layer_(\d+)", r"layer.\1", name.replace("/", "."))
+    name = re.sub(r"_embeddings$", "_embeddings.weight", name)
+    if name.endswith(".kernel"):
+      name, value = name.removesuffix(".kernel") + ".weight", value.T
+    tensors[name] = value
+  return tensors
+
+
+READERS = {
+  "model.safetensors.index.json": _read_shards,
+  "model.safetensors": _read_safetensors,
+  "pytorch_model.bin.index.json": _read_shards,
+  "pytorch_model.bin": _read_torch,
+  "*.pth": _read_torch,
+  "*.ckpt.index": _read_google,
+}
+
+
+def _canonical(tensors):
+  return {_canonical_name(name): np.asarray(value) for name, value in tensors.items()}
+
+
+def _canonical_name(name):
+  """What Hugging Face calls a tensor that torchvision, or BERT's authors, call otherwise."""
+  name = re.sub(r"^(bert|resnet)\.", "", name)  # saved with a head on top
+  name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+    "LayerNorm.beta", "LayerNorm.bias"
+  )
+  kinds = {"conv": "convolution", "bn": "normalization", "0": "convolution", "1": "normalization"}
+  if match := re.fullmatch(r"(conv|bn)1\.(\w+)", name):
+    kind, leaf = match.groups()
+    return f"embedder.embedder.{kinds[kind]}.{leaf}"
+  if match := re.fullmatch(r"layer(\d)\.(\d+)\.(conv|bn)(\d)\.(\w+)", name):
+    stage, block, kind, i, leaf = match.groups()
+    return f"encoder.stages.{int(stage) - 1}.layers.{block}.layer.{int(i) - 1}.{kinds[kind]}.{leaf}"
+  if match := re.fullmatch(r"layer(\d)\.(\d+)\.downsample\.(\d)\.(\w+)", name):
+    stage, block, kind, leaf = match.groups()
+    return f"encoder.stages.{int(stage) - 1}.layers.{block}.shortcut.{kinds[kind]}.{leaf}"
+  return name
+
+
+def _names(items):
+  return ", ".join(getattr(item, "name", str(item)) for item in items)
