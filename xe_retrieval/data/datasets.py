@@ -10,12 +10,14 @@ import io
 import numpy as np
 from etils import epath
 from PIL import Image
+from tqdm import tqdm
 
 from xe_retrieval.data import shapes
 from xe_retrieval.data.cpu_tensorflow import tf  # noqa: F401  (before tfds: keeps it off accelerators)
 
 import tensorflow_datasets as tfds  # isort: skip
 
+tfds.disable_progress_bar()  # a dozen lines per data set; the builders below show one
 SPLITS = ("train", "validation", "test")
 
 
@@ -47,7 +49,7 @@ class Shapes(tfds.core.GeneratorBasedBuilder):
 
   def _generate_examples(self, split):
     config, image_ids, text_ids = self.builder_config, {}, {}
-    for index in range(getattr(config, split)):
+    for index in tqdm(range(getattr(config, split)), f"drawing {split}", leave=False, delay=1):
       scene = shapes.scene(config.seed, split, index)
       caption = shapes.caption(config.seed, split, index)
       yield (

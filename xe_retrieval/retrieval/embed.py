@@ -1,0 +1,123 @@
+"""A trained model, restored, and the embeddings that it gives."""
+
+import collections
+import functools
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from tqdm import tqdm
+
+from xe_retrieval import settings
+from xe_retrieval.data import pipeline, shapes, text
+from xe_retrieval.retrieval.pairs import Pairs
+from xe_retrieval.towers import dual_encoder
+from xe_retrieval.training import checkpoints, mesh, step
+
+BATCH = 256
+
+
+class Encoder:
+  """Both towers with their weights: captions and pictures in, unit vectors out."""
+
+  def __init__(self, config, model, variables, tokenizer, devices=None, batch=BATCH):
+    self.config, self.tokenizer, self.step = config, tokenizer, None
+    self.variables = variables
+    self._mesh = mesh.make(devices)
+    self._batch = math.ceil(batch / self._mesh.size) * self._mesh.size
+    rows, everywhere = mesh.rows(self._mesh), mesh.everywhere(self._mesh)
+    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=rows)
+    self._text = compiled(lambda v, x: _unit(model.apply(v, x, method="embed_text")))
+    self._image = compiled(lambda v, x: _unit(model.apply(v, x, method="embed_image")))
+
+  def embed_text(self, captions: list[str], progress: bool = False) -> np.ndarray:
+    """[n] -> float32 [n, D], unit norm."""
+    starts = range(0, len(captions), self._batch)
+    tokens = (self.tokenizer(captions[i : i + self._batch]) for i in starts)
+    return self._all(self._text, tokens, len(captions), "captions" if progress else None)
+
+  def embed_pictures(self, batches, count: int, progress: bool = False) -> np.ndarray:
+    """Batches of uint8 [≤ batch, size, size, 3], `count` pictures in all -> float32 [count, D]."""
+    return self._all(self._image, batches, count, "images" if progress else None)
+
+  def embed_source(self, source: pipeline.Source, progress: bool = False) -> np.ndarray:
+    """Every picture of a split, in order -> float32 [M, D]."""
+    batches = pipeline.image_batches(source, self.config.image.size, self._batch)
+    return self.embed_pictures(batches, len(source), progress)
+
+  def _all(self, function, batches, count, name):
+    out, done = np.zeros((count, self.config.embedding_dim), np.float32), 0
+    pending = collections.deque()  # one batch is computed while the next is made ready
+    with tqdm(total=count, unit=f" {name}", disable=not name, file=sys.stdout, delay=2) as bar:
+
+      def collect():
+        vectors, rows = pending.popleft()
+        out[done : done + rows] = vectors[:rows]
+        bar.update(rows)
+        return done + rows
+
+      for batch in batches:
+        padding = [(0, self._batch - len(batch))] + [(0, 0)] * (batch.ndim - 1)
+        pending.append((function(self.variables, np.pad(batch, padding)), len(batch)))
+        if len(pending) > 1:
+          done = collect()
+      while pending:
+        done = collect()
+    return out[:done]
+
+
+def restore(workdir, which: str = "best") -> Encoder:
+  """The model of a workdir at its best (on validation) or latest checkpoint."""
+  workdir = epath.Path(workdir)
+  if not (workdir / "config.json").exists():
+    raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
+  config = settings.from_json((workdir / "config.json").read_text())
+  saved = checkpoints.Checkpoints(workdir, keep=config.keep_checkpoints)
+  at = saved.latest() if which == "latest" else saved.best()
+  if at is None:
+    raise ValueError(f"{workdir} holds no finished checkpoint yet")
+  model = dual_encoder.from_config(config)
+  like = jax.eval_shape(lambda: step.init_variables(config, model))
+  everywhere = mesh.everywhere(mesh.make())
+  variables = saved.restore_model(
+    at,
+    {
+      name: jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), like.get(name, {})
+      )
+      for name in ("params", "batch_stats")
+    },
+  )
+  saved.close()
+  out = Encoder(config, model, variables, text.load(workdir / "tokenizer", config.text.tokens))
+  out.step = at
+  return out
+
+
+def embed(encoder: Encoder, source: pipeline.Source, progress: bool = False) -> Pairs:
+  """A split, embedded. Records with one image_id are one image, with the captions of all."""
+  captions = source.captions()
+  _, first, image_of_record = np.unique(
+    np.asarray(source.columns("image_id")["image_id"]), return_index=True, return_inverse=True
+  )
+  record_of_text = np.repeat(np.arange(len(source)), [len(c) for c in captions])
+  flat = [caption for record in captions for caption in record]
+  relevant = None
+  if "scene" in source.features:
+    scenes = np.stack(source.columns("scene")["scene"])[first].astype(np.int8)
+    relevant = lambda queries: shapes.relevance([flat[q] for q in queries], scenes)  # noqa: E731
+  return Pairs(
+    text=encoder.embed_text(flat, progress),
+    image=encoder.embed_source(source, progress)[first],
+    image_of_text=image_of_record[record_of_text].astype(np.int64),
+    captions=flat,
+    picture=lambda m: source.picture(first[m]),
+    relevant=relevant,
+  )
+
+
+def _unit(x):  # [B, D] -> [B, D]
+  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
