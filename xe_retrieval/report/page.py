@@ -28,7 +28,7 @@ def write(out_dir, title, config, step, evaluation, pairs):
     metrics=metrics,
     headline=shown[0],
     tables=shown[1:],
-    figures=_figures(out_dir, [("", evaluation.curves)]),
+    figures=_figures(out_dir, [("", evaluation.curves)], _CAPTIONS),
     threshold=threshold,
     sections=gallery.sections(pairs, evaluation, threshold),
     config=json.dumps(config, indent=2, sort_keys=True, default=str),
@@ -38,17 +38,20 @@ def write(out_dir, title, config, step, evaluation, pairs):
   return out_dir / "report.html"
 
 
-def _figures(out_dir, runs):
-  """[(label, curves)] -> what the page says about each plot, and the plot."""
-  drawn = {
-    "precision_recall": plots.precision_recall,
-    "score_distributions": plots.score_distributions,
-    "recall": plots.recall,
-    "reliability": plots.reliability,
-  }
+def write_comparison(out_dir, metrics, shown, runs):
+  """Writes compare.html: tables.Table list, runs as [(label, curves)] laid over each other."""
+  title = f"{metrics['dataset']} · {metrics['split']}"
+  path = out_dir / "compare.html"
+  figures = _figures(out_dir, runs, ("score_distributions", "precision_recall", "recall"))
+  _render("compare.html", path, title=title, metrics=metrics, tables=shown, figures=figures)
+  return path
+
+
+def _figures(out_dir, runs, names):
+  """[(label, curves)], names of plots -> what the page says about each, and the plot."""
   return [
-    {"name": n, **_CAPTIONS[n], "svg": plots.save(draw(runs), out_dir, n)}
-    for n, draw in drawn.items()
+    {"name": n, **_CAPTIONS[n], "svg": plots.save(getattr(plots, n)(runs), out_dir, n)}
+    for n in names
   ]
 
 

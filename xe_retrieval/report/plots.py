@@ -57,14 +57,16 @@ def recall(runs):
 def score_distributions(runs):
   """The paper's plot: one line per query, neighbours over similarity, 5th and 95th percentile."""
   panels = list({label: curves for label, curves in reversed(runs)}.items())[::-1]
-  figure = Figure((5.2, 3.9) if len(panels) == 1 else (3.4 * len(panels), 3.3))
+  columns = min(len(panels), 3)
+  rows = -(-len(panels) // columns)
+  figure = Figure((5.2, 3.9) if len(panels) == 1 else (10.6, 3.7 * rows))
   figure.set_layout_engine("constrained")
-  grid = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-  most = max(curves["hair"].max() for _, curves in panels)
-  seen = np.concatenate([c["hair_levels"][c["hair"].max(axis=0) > 0] for _, c in panels])
-  many = np.concatenate([c["hair_levels"][np.median(c["hair"], 0) < most / 2] for _, c in panels])
-  for axes, (label, curves) in zip(grid, panels, strict=True):
-    _style(axes, "Cosine similarity", "Neighbours at least as similar" if axes is grid[0] else "")
+  grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+  for axes in grid[len(panels) :]:
+    axes.set_visible(False)
+  for axes, (label, curves) in zip(grid, panels, strict=False):
+    first = axes.get_subplotspec().is_first_col()
+    _style(axes, "Cosine similarity", "Neighbours at least as similar" if first else "")
     levels, shown = curves["hair_levels"], np.where(curves["hair"] > 0, curves["hair"], np.nan)
     lines = axes.plot(levels, shown.T, color=BLUE, alpha=0.12, linewidth=0.5, rasterized=True)
     lines[0].set_label("a query")
@@ -74,7 +76,9 @@ def score_distributions(runs):
       axes.plot(levels, np.where(line > 0, line, np.nan), color=ORANGE, linewidth=1.8, label=text)
     if len(panels) > 1:
       axes.set_title(label, color=INK, fontsize=10)
-  grid[0].set(yscale="log", ylim=(0.9, most * 1.1), xlim=(many.min(), seen.max() + 0.02))
+  most = max(curves["hair"].max() for _, curves in panels)
+  low, high = zip(*(_interesting(curves, most) for _, curves in panels), strict=True)
+  grid[0].set(yscale="log", ylim=(0.9, most * 1.1), xlim=(min(low), max(high)))
   grid[0].yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
   if len(panels) == 1:
     for line in _legend(grid[0], "lower left").get_lines():
@@ -131,6 +135,13 @@ def _style(axes, x, y):
   axes.set_axisbelow(True)
   axes.patch.set_alpha(0)
   axes.spines[:].set_visible(False)
+
+
+def _interesting(curves, most):
+  """The cosines between which queries stop having half of all images and start having none."""
+  levels, counts = curves["hair_levels"], curves["hair"]
+  seen = levels[counts.max(axis=0) > 0]
+  return levels[np.median(counts, axis=0) < most / 2].min(), seen.max() + 0.02
 
 
 def _coloured(runs):

@@ -9,16 +9,20 @@ from xe_retrieval.retrieval.metrics import AT
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """A number, how it is written, and between which two it may lie."""
+  """A number, how it is written, and how sure it is."""
 
   value: float | None
   digits: int = 2
   low: float | None = None
   high: float | None = None
-  mark: str = ""
+  std: float | None = None
+  mark: str = ""  # "best", "noise"
 
   def __str__(self):
-    return "–" if self.value is None else f"{self.value:,.{self.digits}f}"
+    if self.value is None:
+      return "–"
+    spread = "" if self.std is None else f" ± {self.std:.{self.digits}f}"
+    return f"{self.value:,.{self.digits}f}{spread}"
 
   @property
   def range(self):
@@ -34,18 +38,17 @@ class Table:
   rows: list[list]  # str and Figure
 
   def write(self, out_dir):
-    """name.csv; a figure with an interval takes three columns."""
-    ranged = [any(getattr(r[i], "range", "") for r in self.rows) for i in range(len(self.columns))]
-    names = [
-      [c, f"{c} low", f"{c} high"][: 3 if r else 1]
-      for c, r in zip(self.columns, ranged, strict=True)
-    ]
-    with (out_dir / f"{self.name}.csv").open("w", newline="") as file:
-      writer = csv.writer(file)
-      writer.writerow(sum(names, []))
-      for row in self.rows:
-        cells = [_cells(value)[: 3 if r else 1] for value, r in zip(row, ranged, strict=True)]
-        writer.writerow(sum(cells, []))
+    """name.csv; interval and standard deviation of a figure take columns of their own."""
+    columns = []
+    for i, name in enumerate(self.columns):
+      cells = [row[i] for row in self.rows]
+      columns.append([name] + [_plain(cell) for cell in cells])
+      for extra in ("low", "high", "std"):
+        values = [getattr(cell, extra, None) for cell in cells]
+        if any(value is not None for value in values):
+          columns.append([f"{name} {extra}"] + ["" if v is None else v for v in values])
+    with (out_dir / f"{self.name}.csv").open("w", newline="", encoding="utf-8") as file:
+      csv.writer(file).writerows(zip(*columns, strict=True))
 
 
 def headline(metrics, dataset, loss):
@@ -150,7 +153,6 @@ def _threshold_row(row, true):
   ] + ([Figure(100 * row["true_precision"], 1)] if true else [])
 
 
-def _cells(value):
-  if isinstance(value, Figure):
-    return ["" if x is None else x for x in (value.value, value.low, value.high)]
-  return [value, "", ""]
+def _plain(cell):
+  value = cell.value if isinstance(cell, Figure) else cell
+  return "" if value is None else value

@@ -1,0 +1,101 @@
+"""Evaluate: python -m xe_retrieval.evaluate --workdir=DIR [--split=test] [--distractors=D:train] …
+
+Writes metrics.json, thresholds.json, curves.npz and report.html with its plots and tables.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import app, flags
+
+from xe_retrieval import command_line
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "The workdir of a training run.", required=True)
+_DATASET = flags.DEFINE_string("dataset", "", "Another data set than the model was trained on.")
+_SPLIT = flags.DEFINE_string("split", "test", "The split to evaluate on.")
+_DISTRACTORS = flags.DEFINE_multi_string(
+  "distractors", [], "DATASET:SPLIT whose images are searched too; may be repeated."
+)
+_OUT = flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
+
+
+def evaluate(workdir, split="test", out="", dataset="", distractors=()):
+  """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
+  import numpy as np
+
+  from xe_retrieval.data import pipeline
+  from xe_retrieval.report import page
+  from xe_retrieval.retrieval import embed, evaluation
+
+  encoder = embed.restore(workdir)
+  config = encoder.config
+  name = dataset or config.data.name
+  pairs = embed.embed(encoder, pipeline.Source(name, config.data.dir, split), progress=True)
+  extra = [encoder.embed_source(_source(d, config.data.dir), progress=True) for d in distractors]
+
+  result = evaluation.evaluate(pairs, extra or None)
+  result.metrics.update(dataset=name, split=split, step=encoder.step, config=config.to_dict())
+
+  out = pathlib.Path(out or default_out(workdir, split, dataset))
+  out.mkdir(parents=True, exist_ok=True)
+  _write_json(out / "metrics.json", result.metrics)
+  _write_json(out / "thresholds.json", result.thresholds)
+  np.savez_compressed(out / "curves.npz", **result.curves)
+  title = f"{name} · {split}"
+  report = page.write(out, title, config.to_dict(), encoder.step, result, pairs)
+  return result.metrics, report
+
+
+def default_out(workdir, split, dataset=""):
+  """One directory per data set and split under the workdir."""
+  name = f"{dataset.replace('/', '_')}_{split}" if dataset else split
+  return pathlib.Path(workdir) / "evaluation" / name
+
+
+def main(argv):
+  if len(argv) > 1:
+    sys.exit(f"unexpected argument {argv[1]!r}; the run is named as --workdir={argv[1]}")
+  command_line.quieten()
+  arguments = (_WORKDIR.value, _SPLIT.value, _OUT.value, _DATASET.value, _DISTRACTORS.value)
+  try:
+    metrics, report = evaluate(*arguments)
+  except ValueError as e:
+    sys.exit(f"error: {e}")
+  print(_lines(metrics))
+  print(f"report: {report}")
+
+
+def _source(distractors, directory):
+  from xe_retrieval.data import pipeline
+
+  name, colon, split = distractors.rpartition(":")
+  if not colon:
+    raise ValueError(
+      f"--distractors={distractors} should be DATASET:SPLIT, as in shapes/20000:train"
+    )
+  return pipeline.Source(name, directory, split)
+
+
+def _write_json(path, value):
+  path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _lines(metrics):
+  """The headline figures for a terminal."""
+  rows = [(f"{metrics['queries']:,} × {metrics['images']:,}", metrics)]
+  if "distractors" in metrics:
+    rows.append((f"+ {metrics['distractors']['images']:,}", metrics["distractors"]))
+  names = ("recall@1", "recall@5", "recall@10", "recall@100", "median_rank")
+  lines = [" " * 28 + "  PR-AUC" + "".join(f"{n.replace('recall', 'R'):>13}" for n in names)]
+  for label, part in rows:
+    for direction in ("text_to_image", "image_to_text"):
+      if direction in part:
+        area = f"{part['pr_auc']:8.2f}" if direction == "text_to_image" else " " * 8
+        title = f"{direction.replace('_', ' ')} {label}"
+        lines.append(f"{title:28}{area}" + "".join(f"{part[direction][n]:13.2f}" for n in names))
+  return "\n".join(lines)
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=command_line.parse)
