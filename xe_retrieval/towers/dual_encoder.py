@@ -96,7 +96,7 @@ def from_config(config):
     depths=tuple(image.depths),
     widths=tuple(image.widths),
     block=_one_of(image, "block", "bottleneck", "basic", of="image."),
-    stem=_one_of(image, "stem", "imagenet", "small", of="image."),
+    stem=_one_of(image, "stem", "imagenet", "small", "patch", of="image."),
     stem_width=image.stem_width,
     downsample_in_bottleneck=image.downsample_in_bottleneck,
     batch_norm=_one_of(image, "batch_norm", "sync", "frozen", of="image."),

@@ -11,7 +11,7 @@ class ResNet(nn.Module):
   depths: tuple[int, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels a stage puts out
   block: str = "bottleneck"  # or "basic"
-  stem: str = "imagenet"  # 7x7 stride 2 and max pooling; or "small": 3x3 stride 1
+  stem: str = "imagenet"  # 7x7 stride 2 and max pooling; "small": 3x3 stride 1; "patch": 8x8/8
   stem_width: int = 64
   downsample_in_bottleneck: bool = False  # stride in the 1x1 (v1) or in the 3x3 convolution (v1.5)
   batch_norm: str = "sync"  # or "frozen": running statistics in training too
@@ -59,7 +59,10 @@ class Stem(nn.Module):
 
   @nn.compact
   def __call__(self, x, batch_statistics):
-    kernel, stride = {"imagenet": (7, 2), "small": (3, 1)}[self.kind]
+    if self.kind == "patch":  # a convolution without overlap is a matrix product
+      b, h, w, c = x.shape
+      x = x.reshape(b, h // 8, 8, w // 8, 8, c).swapaxes(2, 3).reshape(b, h // 8, w // 8, 64 * c)
+    kernel, stride = {"imagenet": (7, 2), "small": (3, 1), "patch": (1, 1)}[self.kind]
     x = Conv(self.width, kernel, stride, self.dtype, name="conv")(x)
     x = nn.relu(BatchNorm(name="norm")(x, batch_statistics))
     if self.kind == "imagenet":
