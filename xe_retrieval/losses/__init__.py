@@ -6,7 +6,7 @@
 Embeddings come as they leave the towers; they are normalised inside. Rows that share a text_id or
 an image_id are not each other's negatives. With `mesh`, the rows are sharded over `axis` and the
 batch is the global one: value and gradients are those of a single device. Take the gradient of
-`loss` itself, outside any shard_map of your own. A row with a NaN or an infinity makes the loss NaN.
+`loss` itself, outside any shard_map of your own. A row with a NaN or an inf makes the loss NaN.
 """
 
 import functools
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from xe_retrieval.losses import dense, pairs
+from xe_retrieval.losses import dense, pairs, streaming
 
-IMPLEMENTATIONS = {"dense": dense}
+IMPLEMENTATIONS = {"dense": dense, "streaming": streaming}
 
 
 def get(name, scale=20.0, keep=0.5, implementation="dense", mesh=None, axis="data"):

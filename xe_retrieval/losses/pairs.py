@@ -2,8 +2,12 @@
 
 import fractions
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+
+STRIP = 256  # rows of the score matrix that exist at a time
+GROUP = 32  # strips have a multiple of this many rows
 
 
 def normalize(x):  # [N, D] any float -> [N, D] float32
@@ -46,14 +50,48 @@ def negatives(rows, columns):  # tuples of ids: [R], [C] -> bool [R, C]
   return negative
 
 
+def scores(x, y, rows, columns, real=None):  # [R, D], [C, D], ids, ids, bool [R] -> [R, C]
+  """x @ y.T where the pair is a negative, −inf elsewhere."""
+  negative = negatives(rows, columns)
+  if real is not None:
+    negative &= real[:, None]
+  return jnp.where(negative, matmul(x, y.T), -jnp.inf)
+
+
+def matmul(x, y):
+  """In float32, also where the hardware would rather not."""
+  return jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
+
+
+def strips(tree):  # leaves [n, ...] -> [strips, R, ...]
+  """Cuts rows into equal strips, R a multiple of GROUP; the flag tells rows from padding.
+
+  Returns (tree, real): real is bool [strips, R], or None where nothing had to be added.
+  """
+  n = len(jax.tree.leaves(tree)[0])
+  count = -(-n // STRIP)
+  rows = -(-n // (count * GROUP)) * GROUP
+  missing = count * rows - n
+
+  def cut(x):
+    x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+    return x.reshape(count, rows, *x.shape[1:])
+
+  return jax.tree.map(cut, tree), cut(jnp.ones(n, bool)) if missing else None
+
+
 def share(keep):
   """keep as a fraction p/q, q ≤ 10,000: exact in integers where keep × N² in float32 is not."""
   fraction = max(fractions.Fraction(keep).limit_denominator(10_000), fractions.Fraction(1, 10_000))
   return fraction.numerator, fraction.denominator
 
 
-def gather(x, axis):  # [n, ...] of this device -> [N, ...] of all
-  return x if axis is None else lax.all_gather(x, axis, tiled=True)
+def gather(tree, axis):  # leaves [n, ...] of this device -> [N, ...] of all
+  return tree if axis is None else lax.all_gather(tree, axis, tiled=True)
+
+
+def scatter(x, axis):  # [N, ...] of each device -> [n, ...], summed over devices
+  return x if axis is None else lax.psum_scatter(x, axis, tiled=True)
 
 
 def total(x, axis):
@@ -62,3 +100,12 @@ def total(x, axis):
 
 def largest(x, axis):
   return x if axis is None else lax.pmax(x, axis)
+
+
+def mean(x, axis):  # [n] -> []
+  return total(jnp.sum(x), axis) / total(x.size, axis)
+
+
+def varying(tree, axis):
+  """The same values, typed as differing between devices: what a loop starts from."""
+  return tree if axis is None else jax.tree.map(lambda x: lax.pcast(x, axis, to="varying"), tree)
