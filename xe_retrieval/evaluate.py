@@ -17,16 +17,27 @@ _SPLIT = flags.DEFINE_string("split", "test", "The split to evaluate on.")
 _DISTRACTORS = flags.DEFINE_multi_string(
   "distractors", [], "DATASET:SPLIT whose images are searched too; may be repeated."
 )
+_INDEX = flags.DEFINE_enum(
+  "index", "exact", ["exact", "scann"], "scann also builds an index of all images and audits it."
+)
+_JUDGEMENTS = flags.DEFINE_multi_string(
+  "judgements", [], "File of human judgements in a Flickr8k format; may be repeated."
+)
 _OUT = flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
 
 
-def evaluate(workdir, split="test", out="", dataset="", distractors=()):
+def evaluate(
+  workdir, split="test", out="", dataset="", distractors=(), index="exact", judgements=()
+):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
   import numpy as np
 
   from xe_retrieval.data import pipeline
   from xe_retrieval.report import page
-  from xe_retrieval.retrieval import embed, evaluation
+  from xe_retrieval.retrieval import audit, embed, evaluation
+  from xe_retrieval.retrieval import judgements as people
+
+  judged = {pathlib.Path(path).name: people.read(path) for path in judgements}
 
   encoder = embed.restore(workdir)
   config = encoder.config
@@ -37,8 +48,16 @@ def evaluate(workdir, split="test", out="", dataset="", distractors=()):
   result = evaluation.evaluate(pairs, extra or None)
   result.metrics.update(dataset=name, split=split, step=encoder.step, config=config.to_dict())
 
+  if judged:
+    found = {name: people.agreement(j, pairs) for name, j in judged.items()}
+    result.metrics["judgements"] = found
+
   out = pathlib.Path(out or default_out(workdir, split, dataset))
   out.mkdir(parents=True, exist_ok=True)
+  if index == "scann":
+    data = (pairs.text, pairs.image, pairs.image_of_text)
+    built, result.metrics["index"] = audit.audit(*data, extra or None)
+    built.save(out / "index")
   _write_json(out / "metrics.json", result.metrics)
   _write_json(out / "thresholds.json", result.thresholds)
   np.savez_compressed(out / "curves.npz", **result.curves)
@@ -57,9 +76,16 @@ def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; the run is named as --workdir={argv[1]}")
   command_line.quieten()
-  arguments = (_WORKDIR.value, _SPLIT.value, _OUT.value, _DATASET.value, _DISTRACTORS.value)
   try:
-    metrics, report = evaluate(*arguments)
+    metrics, report = evaluate(
+      _WORKDIR.value,
+      _SPLIT.value,
+      _OUT.value,
+      _DATASET.value,
+      _DISTRACTORS.value,
+      _INDEX.value,
+      _JUDGEMENTS.value,
+    )
   except ValueError as e:
     sys.exit(f"error: {e}")
   print(_lines(metrics))

@@ -18,6 +18,7 @@ def write(out_dir, title, config, step, evaluation, pairs):
     tables.bands(metrics),
     tables.needed(metrics),
   ]
+  shown += [getattr(tables, n)(metrics[n]) for n in ("index", "judgements") if n in metrics]
   threshold = metrics["calibration"]["best_f1"]["threshold"]
   _render(
     "report.html",

@@ -123,6 +123,41 @@ def needed(metrics):
   )
 
 
+def index(found):
+  """The audit of the index: speed, neighbours found, and what it does to Recall@k."""
+  at = list(found["neighbours_found"])
+  speed = f"built in {found['build_seconds']:.1f} s, {found['queries_per_second']:,.0f} queries/s"
+  return Table(
+    "index",
+    "The index, audited",
+    f"{found['kind']}, {found['vectors']:,} vectors, {speed}. Found: share of the true k nearest; "
+    "drift: Recall@k through the index less the exact one. Percent.",
+    ["k", "Neighbours found", "Recall@k through the index", "Drift"],
+    [
+      [Figure(int(k), 0), Figure(found["neighbours_found"][k])]
+      + [Figure(found[part][f"recall@{k}"]) for part in ("text_to_image", "drift")]
+      for k in at
+    ],
+  )
+
+
+def judgements(found):
+  """Agreement of the score with people."""
+  keys = ("kendall_tau_c", "kendall_tau_b", "spearman", "pr_auc")
+  return Table(
+    "judgements",
+    "Agreement with people",
+    "Correlation of the score with every single rating, and PR-AUC with the majority as the truth; "
+    "percent. Pairs whose caption was written for the very image are left out, as in the "
+    "literature.",
+    ["File", "Pairs", "Ratings", "Kendall τc", "Kendall τb", "Spearman", "PR-AUC"],
+    [
+      [name, Figure(one["pairs"], 0), Figure(one["ratings"], 0)] + [Figure(one[k]) for k in keys]
+      for name, one in found.items()
+    ],
+  )
+
+
 def _row(name, metrics, direction, area=True):
   low_high = metrics["intervals"]
   cells = [Figure(metrics["pr_auc"], 2, *low_high["pr_auc"]) if area else ""]

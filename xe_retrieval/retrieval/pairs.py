@@ -14,3 +14,5 @@ class Pairs:
   captions: list[str]  # [Q]
   picture: Callable[[int], bytes]  # encoded (PNG or JPEG) picture of image m
   relevant: Callable | None = None  # int [q] captions -> bool [q, M] true relevance, where known
+  image_names: list[str] | None = None  # [M], file names, where the data set has them
+  caption_ids: list[str] | None = None  # [Q], as in image.jpg#2

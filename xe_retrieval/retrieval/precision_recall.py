@@ -53,6 +53,16 @@ def curve(text, image, image_of_text, distractors=None):
   return Curve(levels[::-1], true, returned[::-1], len(text), pairs)
 
 
+def average_precision(scores, positive):
+  """[P], bool [P] -> area under the curve of a plain list of pairs; NaN without positives."""
+  if not positive.any():
+    return np.nan
+  levels, true = np.unique(scores[positive], return_counts=True)
+  returned = len(scores) - np.searchsorted(np.sort(scores), levels)
+  counts = np.cumsum(true[::-1]), returned[::-1]
+  return Curve(levels[::-1], *counts, int(positive.sum()), len(scores)).average_precision
+
+
 def _count_at_least(levels, text, parts):
   """Rising float32 [T], [Q, D], documents in parts -> int64 [T]: pairs with score >= level."""
   jobs = [

@@ -1,0 +1,45 @@
+"""What an approximate index costs in accuracy: every evaluation that uses one says so."""
+
+import time
+
+import numpy as np
+
+from xe_retrieval.retrieval import index as indexes
+from xe_retrieval.retrieval import metrics, ranks, tiles
+
+QUERIES = 1000  # that are also answered exactly
+
+
+def audit(text, image, image_of_text, distractors=None, kind="auto"):
+  """[Q, D], [M, D], int [Q], [N, D] or a list of such -> Index over all images, and its part of
+  metrics.json: build time, speed, neighbours found, and the drift of Recall@k that it causes."""
+  text, image, image_of_text = tiles.pairing(text, image, image_of_text)
+  vectors = np.concatenate(tiles.parts(image, distractors))
+  start = time.perf_counter()
+  index = indexes.build(vectors, kind=kind, queries=text)
+  build = time.perf_counter() - start
+
+  k = min(100, len(vectors))
+  start = time.perf_counter()
+  rows, _ = index.search_rows(text, k)
+  seconds = time.perf_counter() - start
+  some = np.random.default_rng(0).permutation(len(text))[:QUERIES]
+  exact, _ = indexes.build(vectors, kind="exact").search_rows(text[some], k)
+
+  right = rows == image_of_text[:, None]
+  place = np.where(right.any(axis=1), right.argmax(axis=1), len(vectors))  # [Q], lost: last
+  true = ranks.text_to_image(text, image, image_of_text, distractors)
+  at = [n for n in metrics.AT if n <= k]
+  through = {f"recall@{n}": ranks.recall_at(place, n) for n in at}
+  return index, {
+    "kind": index.kind,
+    "settings": index.settings,
+    "vectors": len(vectors),
+    "build_seconds": build,
+    "queries_per_second": len(text) / seconds,
+    "neighbours_found": {str(n): 100 * indexes.overlap(rows[some, :n], exact[:, :n]) for n in at},
+    "text_to_image": through,
+    "drift": {
+      name: value - ranks.recall_at(true, int(name[7:])) for name, value in through.items()
+    },
+  }

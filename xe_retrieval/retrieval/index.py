@@ -1,0 +1,212 @@
+"""Nearest vectors by dot product: exactly when there are few, by ScaNN when there are many.
+
+index = build(vectors, ids, queries=some_queries)
+ids, scores = index.search(queries, 10)
+index.add(more_vectors, more_ids); index.save("runs/ce/index"); load("runs/ce/index")
+"""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+
+from xe_retrieval.retrieval import tiles
+
+EXACT_BELOW = 20_000  # brute force answers as fast as one wishes
+TREE_FROM = 100_000  # below, hashing alone
+TARGET = 0.98  # of the true ten nearest, that a tuned index finds
+REORDER = 100  # candidates that get their exact score; as many as asked for if that is more
+
+
+class Index:
+  """Vectors with ids. `kind` is exact or scann; `settings` is what it was built with."""
+
+  def __init__(self, engine, ids, kind, settings):
+    self._engine, self.ids, self.kind, self.settings = engine, ids, kind, settings
+
+  def __len__(self):
+    return len(self.ids)
+
+  def search(self, queries, k):
+    """[Q, D] -> ids [Q, k], float32 [Q, k] scores, best first."""
+    rows, scores = self.search_rows(queries, k)
+    return self.ids[rows], scores
+
+  def search_rows(self, queries, k):
+    """The same with int64 row numbers in the order of adding."""
+    if k > len(self):
+      raise ValueError(f"asked for {k} neighbours, but the index holds {len(self)} vectors")
+    return self._engine.search(tiles.embeddings("queries", queries), k)
+
+  def add(self, vectors, ids=None):
+    """More vectors, without building anew. Without ids they are numbered on."""
+    vectors = tiles.embeddings("vectors", vectors)
+    ids = _ids(ids, len(vectors), start=len(self))
+    if len(both := np.concatenate([self.ids, ids])) != len(np.unique(both)):
+      raise ValueError("ids must be new: some of them are in the index already")
+    self._engine.add(vectors)
+    self.ids = both
+
+  def save(self, directory):
+    """index.json, ids.npy and the engine's own files; no pickle."""
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    self._engine.save(directory)
+    np.save(directory / "ids.npy", self.ids, allow_pickle=False)
+    about = {"kind": self.kind, "vectors": len(self), "settings": self.settings}
+    (directory / "index.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def build(vectors, ids=None, kind="auto", queries=None):
+  """[N, D], N ids (int or str; row numbers if None) -> Index.
+
+  `kind`: auto (exact below EXACT_BELOW vectors), exact, scann. `queries` [Q, D] are a sample of
+  what will be asked: ScaNN searches as many leaves as it takes to find TARGET of their neighbours.
+  """
+  vectors = tiles.embeddings("vectors", vectors)
+  ids = _ids(ids, len(vectors))
+  if len(ids) != len(np.unique(ids)):
+    raise ValueError("ids must be distinct")
+  if kind == "auto":
+    kind = "exact" if len(vectors) < EXACT_BELOW else "scann"
+  if kind == "exact":
+    return Index(_Exact([vectors]), ids, kind, {})
+  if kind != "scann":
+    raise ValueError(f"index kind {kind!r} should be auto, exact or scann")
+  chosen = settings(len(vectors))
+  engine = _Scann.build(vectors, chosen)
+  if chosen["leaves"]:
+    chosen["leaves_to_search"] = _tuned(engine, vectors, queries, chosen)
+    engine.leaves_to_search = chosen["leaves_to_search"]
+  return Index(engine, ids, kind, chosen)
+
+
+def load(directory):
+  """Index that was saved there; refuses ScaNN's own pickle of ids."""
+  directory = pathlib.Path(directory)
+  if not (directory / "index.json").exists():
+    raise ValueError(f"{directory} holds no index: it has no index.json")
+  if (directory / "scann_docids.pkl").exists():
+    raise ValueError(
+      f"{directory} holds scann_docids.pkl, a pickle, which may run anything: refused"
+    )
+  about = json.loads((directory / "index.json").read_text())
+  ids = np.load(directory / "ids.npy", allow_pickle=False)
+  if about["kind"] == "exact":
+    vectors = np.load(directory / "vectors.npy", allow_pickle=False)
+    return Index(_Exact([vectors]), ids, "exact", {})
+  engine = _Scann.load(directory, about["settings"])
+  return Index(engine, ids, "scann", about["settings"])
+
+
+def settings(count):
+  """How ScaNN is built for that many vectors."""
+  tree = count >= TREE_FROM
+  leaves = 2 * round(math.sqrt(count)) if tree else 0
+  return {"leaves": leaves, "soar": tree, "hash_block": 2, "anisotropic": 0.2, "reorder": REORDER}
+
+
+class _Exact:
+  """Brute force, streaming."""
+
+  def __init__(self, parts):
+    self.parts = parts  # [[n, D]]
+
+  def search(self, queries, k):
+    rows = np.zeros((len(queries), k), np.int64)
+    best = np.full((len(queries), k), -np.inf, np.float32)
+    scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
+    for start, documents in tiles.stream(self.parts, tiles.DOCUMENTS):
+      for span in tiles.spans(len(queries), tiles.QUERIES):
+        scores = np.hstack([best[span], tiles.product(queries[span], documents, scratch)])
+        at = np.argpartition(-scores, min(k, scores.shape[1] - 1), axis=1)[:, :k]
+        best[span] = np.take_along_axis(scores, at, axis=1)
+        known = np.take_along_axis(rows[span], np.minimum(at, k - 1), axis=1)
+        rows[span] = np.where(at < k, known, at - k + start)
+    order = np.lexsort((rows, -best), axis=1)
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(best, order, axis=1)
+
+  def add(self, vectors):
+    self.parts = [*self.parts, vectors]
+
+  def save(self, directory):
+    np.save(directory / "vectors.npy", np.concatenate(self.parts), allow_pickle=False)
+
+
+class _Scann:
+  """A ScaNN searcher without its table of ids, which it would pickle."""
+
+  def __init__(self, searcher, leaves, leaves_to_search=None):
+    self.searcher, self.leaves, self.leaves_to_search = searcher, leaves, leaves_to_search
+
+  @classmethod
+  def build(cls, vectors, chosen):
+    builder = _scann().builder(vectors, 10, "dot_product")
+    if chosen["leaves"]:
+      builder = builder.tree(
+        chosen["leaves"],
+        chosen["leaves"] // 10,
+        training_sample_size=min(len(vectors), 100 * chosen["leaves"]),
+        soar_lambda=1.5 if chosen["soar"] else None,
+        overretrieve_factor=1.8 if chosen["soar"] else None,
+      )
+    builder = builder.score_ah(
+      chosen["hash_block"], anisotropic_quantization_threshold=chosen["anisotropic"]
+    )
+    return cls(builder.reorder(chosen["reorder"]).build(), chosen["leaves"])
+
+  @classmethod
+  def load(cls, directory, chosen):
+    searcher = _scann().load_searcher(str(directory))
+    return cls(searcher, chosen["leaves"], chosen.get("leaves_to_search"))
+
+  def search(self, queries, k, leaves=None):
+    candidates = max(REORDER, k)
+    leaves = leaves or self.leaves_to_search
+    rows, scores = self.searcher.search_batched_parallel(queries, k, candidates, leaves)
+    if np.isnan(scores).any():  # these leaves hold fewer than k vectors
+      rows, scores = self.searcher.search_batched_parallel(queries, k, candidates, self.leaves)
+    return rows.astype(np.int64), scores
+
+  def add(self, vectors):
+    # The searcher below the Python wrapper numbers on by itself where it gets no number.
+    self.searcher.searcher.upsert([None] * len(vectors), vectors, 256)
+
+  def save(self, directory):
+    self.searcher.serialize(str(directory), relative_path=True)
+
+
+def _scann():
+  from xe_retrieval.data import cpu_tensorflow  # noqa: F401 scann loads TensorFlow: without devices
+
+  from scann.scann_ops.py import scann_ops_pybind  # isort: skip
+
+  return scann_ops_pybind
+
+
+def _tuned(engine, vectors, queries, chosen):
+  """The fewest leaves that find TARGET of the ten nearest of the sample queries."""
+  random = np.random.default_rng(0)
+  asked = vectors if queries is None else tiles.embeddings("queries", queries, vectors.shape[1])
+  asked = asked[random.permutation(len(asked))[:500]]
+  exact, _ = _Exact([vectors]).search(asked, 10)
+  leaves = 10
+  while leaves < chosen["leaves"]:
+    rows, _ = engine.search(asked, 10, leaves)
+    if overlap(rows, exact) >= TARGET:
+      return leaves
+    leaves = math.ceil(leaves * 1.25)
+  return chosen["leaves"]
+
+
+def overlap(found, exact):
+  """Row numbers [Q, k] twice -> share of the exact ones that were found."""
+  return float((found[:, :, None] == exact[:, None, :]).any(axis=1).mean())
+
+
+def _ids(ids, count, start=0):
+  ids = np.arange(start, start + count) if ids is None else np.asarray(ids)
+  if ids.shape != (count,) or ids.dtype.kind not in "iuU":
+    raise ValueError(f"ids must be {count} integers or strings, not {ids.dtype} {list(ids.shape)}")
+  return ids
