@@ -11,11 +11,6 @@ from absl import app, flags
 
 from xe_retrieval import command_line
 
-_OUT = flags.DEFINE_string("out", "comparison", "Where compare.html goes.")
-_EVALUATION = flags.DEFINE_string(
-  "evaluation", "test", "Which evaluation of each run: a directory under WORKDIR/evaluation."
-)
-
 
 def compare(workdirs, out="comparison", evaluation="test"):
   """Workdirs -> the table as text, and the path of the page."""
@@ -32,7 +27,7 @@ def main(argv):
   if len(argv) < 2:
     sys.exit("which runs? python -m xe_retrieval.compare WORKDIR WORKDIR … [--out=DIR]")
   try:
-    text, page = compare(argv[1:], _OUT.value, _EVALUATION.value)
+    text, page = compare(argv[1:], flags.FLAGS.out, flags.FLAGS.evaluation)
   except ValueError as e:
     sys.exit(f"error: {e}")
   print(text)
@@ -55,5 +50,13 @@ def _read(workdir, evaluation):
     return comparison.Run(str(workdir), metrics, dict(curves))
 
 
+def _define_flags():
+  flags.DEFINE_string("out", "comparison", "Where compare.html goes.")
+  flags.DEFINE_string(
+    "evaluation", "test", "Which evaluation of each run: a directory under WORKDIR/evaluation."
+  )
+
+
 if __name__ == "__main__":
+  _define_flags()
   app.run(main, flags_parser=command_line.parse)

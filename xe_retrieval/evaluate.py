@@ -11,33 +11,20 @@ from absl import app, flags
 
 from xe_retrieval import command_line
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "The workdir of a training run.", required=True)
-_DATASET = flags.DEFINE_string("dataset", "", "Another data set than the model was trained on.")
-_SPLIT = flags.DEFINE_string("split", "test", "The split to evaluate on.")
-_DISTRACTORS = flags.DEFINE_multi_string(
-  "distractors", [], "DATASET:SPLIT whose images are searched too; may be repeated."
-)
-_INDEX = flags.DEFINE_enum(
-  "index", "exact", ["exact", "scann"], "scann also builds an index of all images and audits it."
-)
-_JUDGEMENTS = flags.DEFINE_multi_string(
-  "judgements", [], "File of human judgements in a Flickr8k format; may be repeated."
-)
-_OUT = flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
-
 
 def evaluate(
   workdir, split="test", out="", dataset="", distractors=(), index="exact", judgements=()
 ):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
+  from xe_retrieval.retrieval import judgements as people
+
+  judged = {pathlib.Path(path).name: people.read(path) for path in judgements}
+
   import numpy as np
 
   from xe_retrieval.data import pipeline
   from xe_retrieval.report import page
   from xe_retrieval.retrieval import audit, embed, evaluation
-  from xe_retrieval.retrieval import judgements as people
-
-  judged = {pathlib.Path(path).name: people.read(path) for path in judgements}
 
   encoder = embed.restore(workdir)
   config = encoder.config
@@ -76,20 +63,32 @@ def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; the run is named as --workdir={argv[1]}")
   command_line.quieten()
+  f = flags.FLAGS
   try:
     metrics, report = evaluate(
-      _WORKDIR.value,
-      _SPLIT.value,
-      _OUT.value,
-      _DATASET.value,
-      _DISTRACTORS.value,
-      _INDEX.value,
-      _JUDGEMENTS.value,
+      f.workdir, f.split, f.out, f.dataset, f.distractors, f.index, f.judgements
     )
   except ValueError as e:
     sys.exit(f"error: {e}")
   print(_lines(metrics))
   print(f"report: {report}")
+
+
+def _define_flags():
+  """Not on import: the binaries share names of flags, and all can be imported together."""
+  flags.DEFINE_string("workdir", None, "The workdir of a training run.", required=True)
+  flags.DEFINE_string("dataset", "", "Another data set than the model was trained on.")
+  flags.DEFINE_string("split", "test", "The split to evaluate on.")
+  flags.DEFINE_multi_string(
+    "distractors", [], "DATASET:SPLIT whose images are searched too; may be repeated."
+  )
+  flags.DEFINE_enum(
+    "index", "exact", ["exact", "scann"], "scann also builds an index of all images and audits it."
+  )
+  flags.DEFINE_multi_string(
+    "judgements", [], "File of human judgements in a Flickr8k format; may be repeated."
+  )
+  flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
 
 
 def _source(distractors, directory):
@@ -124,4 +123,5 @@ def _lines(metrics):
 
 
 if __name__ == "__main__":
+  _define_flags()
   app.run(main, flags_parser=command_line.parse)

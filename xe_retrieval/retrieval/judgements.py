@@ -23,6 +23,8 @@ class Judgements:
 
 def read(path):
   """Either format -> Judgements; a line that is neither is an error with its number."""
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f"{path}: there is no such file")
   images, captions, ratings, relevant = [], [], [], []
   for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
     if not line.strip():

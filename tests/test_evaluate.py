@@ -1,0 +1,81 @@
+"""The evaluation binary on a run that was just trained, and what it says when it cannot."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from xe_retrieval import compare, evaluate, train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+  return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.slow
+def test_train_evaluate_compare(config, runs):
+  train.train(config, str(runs / "ce"))
+  metrics, report = evaluate.evaluate(
+    runs / "ce", "validation", distractors=["shapes/64:train"], index="scann"
+  )
+  out = runs / "ce" / "evaluation" / "validation"
+  assert report == out / "report.html"
+  assert json.loads((out / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+  assert metrics["step"] in (2, 4) and metrics["config"]["loss"] == "cross_example_softmax"
+  for direction in ("text_to_image", "image_to_text"):
+    assert list(metrics[direction]) == [
+      "recall@1", "recall@5", "recall@10", "recall@100", "median_rank"
+    ]  # fmt: skip
+    assert 0 <= metrics[direction]["recall@1"] <= metrics[direction]["recall@100"] <= 100
+  assert metrics["distractors"]["images"] == 64
+  assert metrics["index"]["vectors"] == metrics["images"] + 64
+  assert metrics["true_relevance"]["relevant_per_query"] > 1
+  rows = json.loads((out / "thresholds.json").read_text())
+  assert [row["target_precision"] for row in rows] == [0.5, 0.8, 0.9, 0.95]
+  with np.load(out / "curves.npz", allow_pickle=False) as curves:
+    assert len(curves["precision"]) == len(curves["recall"])
+
+  # Another directory under the same run, for another data set.
+  evaluate.evaluate(runs / "ce", "train", dataset="shapes/64")
+  assert (runs / "ce" / "evaluation" / "shapes_64_train" / "metrics.json").exists()
+
+  text, page = compare.compare([runs / "ce"], runs / "comparison", evaluation="validation")
+  assert "Cross-Example Softmax" in text and page.exists()
+
+
+def test_the_figures_for_a_terminal():
+  side = {"recall@1": 1, "recall@5": 2, "recall@10": 3, "recall@100": 4, "median_rank": 5}
+  metrics = {"queries": 20, "images": 10, "pr_auc": 7, "text_to_image": side, "image_to_text": side}
+  metrics["distractors"] = {"images": 99, "pr_auc": 0.5, "text_to_image": side}
+  lines = evaluate._lines(metrics).splitlines()
+  assert [line.split()[-6:] for line in lines[1:]] == [
+    ["7.00", "1.00", "2.00", "3.00", "4.00", "5.00"],
+    ["10", "1.00", "2.00", "3.00", "4.00", "5.00"],
+    ["0.50", "1.00", "2.00", "3.00", "4.00", "5.00"],
+  ]
+
+
+@pytest.mark.parametrize(
+  ("arguments", "sentence"),
+  [
+    (["--workdir=nowhere"], "nowhere is no workdir of a training run"),
+    (["--workdir=w", "--judgements=README.txt"], "README.txt: there is no such file"),
+    (["runs/ce", "--workdir=w"], "unexpected argument 'runs/ce'"),
+    (["--workdir=w", "--index=faiss"], "value should be one of <exact|scann>"),
+    ([], "--workdir"),
+  ],
+)
+def test_says_what_is_wrong(arguments, sentence):
+  found = subprocess.run(
+    [sys.executable, "-m", "xe_retrieval.evaluate", *arguments],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+  )
+  assert found.returncode != 0
+  assert sentence in found.stderr
+  assert "Traceback" not in found.stderr
