@@ -1,11 +1,14 @@
 """TFDS builders: one record per image, with all its captions.
 
 Features of every data set: `image` (encoded), `image_id`, `captions` and `text_ids` (equal ids =
-equal captions, so that the loss can tell that they are not each other's negatives).
+equal captions, so that the loss can tell that they are not each other's negatives). Prepared ones
+also have `file` and `caption_ids`, which are names for people.
 """
 
 import dataclasses
 import io
+import os
+import re
 
 import numpy as np
 from etils import epath
@@ -31,7 +34,17 @@ class ShapesConfig(tfds.core.BuilderConfig):
   seed: int = 0
 
 
-class Shapes(tfds.core.GeneratorBasedBuilder):
+class _Quiet:
+  """A builder that says nothing of downloads, for there are none."""
+
+  def _log_download_bytes(self):
+    pass
+
+  def _log_download_done(self):
+    pass
+
+
+class Shapes(_Quiet, tfds.core.GeneratorBasedBuilder):
   """Drawn scenes with captions whose truth for any scene is known."""
 
   VERSION = tfds.core.Version("1.0.0")
@@ -64,17 +77,94 @@ class Shapes(tfds.core.GeneratorBasedBuilder):
       )
 
 
+class _Prepared(_Quiet, tfds.core.dataset_builder.FileReaderBuilder, skip_registration=True):
+  """Shards that `python -m xe_retrieval.prepare` has written become a TFDS data set."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  HOW = "--captions=TABLE --images=DIR"
+
+  def __init__(self, **kwargs):
+    super().__init__(**{**kwargs, "file_format": "array_record"})
+
+  def adopt(self, shards: dict[str, list[tuple[str, int, int]]], files: list, scratch) -> None:
+    """{split: [(path, records, bytes)]} and `files` become the data set, all at once."""
+    self._adopted = shards, files
+    self.download_and_prepare(file_format="array_record", download_dir=scratch)
+
+  def _info(self):
+    text = tfds.features.Text()
+    return self.dataset_info_from_configs(
+      features=features(file=text, caption_ids=tfds.features.Sequence(text)), disable_shuffling=True
+    )
+
+  def _download_and_prepare(self, dl_manager, download_config=None):
+    shards, files = self._adopted
+    for path in files:
+      _link(path, self.data_path / epath.Path(path).name)
+    splits = []
+    for split, parts in shards.items():
+      names = self._get_filename_template(split)
+      for (path, _, _), target in zip(parts, names.sharded_filepaths(len(parts)), strict=True):
+        _link(path, target)
+      lengths, sizes = [n for _, n, _ in parts], [size for _, _, size in parts]
+      splits.append(
+        tfds.core.SplitInfo(
+          name=split, shard_lengths=lengths, num_bytes=sum(sizes), filename_template=names
+        )
+      )
+    self.info.set_splits(tfds.core.splits.SplitDict(splits))
+
+
+class ConceptualCaptions(_Prepared):
+  """Pictures of the web with their alt texts, from the shards that img2dataset makes."""
+
+  HOW = "--webdataset='train=cc/train/{00000..00331}.tar'"
+
+
+class Flickr30k(_Prepared):
+  """31,783 photos with five captions each, in Karpathy's split."""
+
+  HOW = "--flickr30k=dataset_flickr30k.json --images=DIR"
+
+
+class Captions(_Prepared):
+  """Any table of images and captions."""
+
+  def __init__(self, name: str = "default", **kwargs):
+    config = tfds.core.BuilderConfig(name=name, version=self.VERSION)
+    super().__init__(**{**kwargs, "config": config})
+
+
 def builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
   """The data set `name` under `directory`, ready to read; `shapes/<pairs>` is made on first use."""
   directory = epath.Path(directory or "~/tensorflow_datasets").expanduser()
-  if name.split("/")[0] != "shapes":
-    raise ValueError(f"config.data.name: unknown data set {name!r}; allowed: shapes/<pairs>")
-  pairs = name.partition("/")[2] or "20000"
-  if not pairs.isdigit() or int(pairs) < 1:
-    raise ValueError(f"config.data.name: {name!r} should be shapes/<number of pairs>")
-  out = Shapes(pairs=int(pairs), data_dir=directory)
-  out.download_and_prepare(file_format="array_record")
+  kind, _, rest = name.partition("/")
+  if kind == "shapes":
+    return _shapes(name, rest or "20000", directory)
+  out = prepared(name, directory)
+  if out is None and (path := _prepared_directory(name)):
+    return tfds.builder_from_directory(path)
+  if out is None:
+    raise ValueError(
+      f"config.data.name: unknown data set {name!r}; allowed: shapes/<pairs>, "
+      "conceptual_captions, flickr30k, captions/<name>, or the directory of a prepared one"
+    )
+  if not out.is_prepared():
+    named = f" --name={rest}" if kind == "captions" else ""
+    raise ValueError(
+      f"config.data.name: {name} is not yet under {directory}; this makes it: "
+      f"python -m xe_retrieval.prepare {out.HOW}{named} --out={directory}"
+    )
   return out
+
+
+def prepared(name: str, directory) -> _Prepared | None:
+  """The builder of a data set that `prepare` makes, made or not; None if `name` is none."""
+  kind, _, rest = name.partition("/")
+  if kind == "captions" and re.fullmatch(r"\w[\w.-]*", rest):
+    return Captions(name=rest, data_dir=directory)
+  plain = {"conceptual_captions": ConceptualCaptions, "flickr30k": Flickr30k}
+  return plain[name](data_dir=directory) if name in plain else None
 
 
 def features(**more) -> tfds.features.FeaturesDict:
@@ -96,3 +186,27 @@ def encode_png(image: np.ndarray) -> io.BytesIO:
   Image.fromarray(image).save(out, "PNG")
   out.seek(0)
   return out
+
+
+def _shapes(name, pairs, directory):
+  if not pairs.isdigit() or int(pairs) < 1:
+    raise ValueError(f"config.data.name: {name!r} should be shapes/<number of pairs>")
+  out = Shapes(pairs=int(pairs), data_dir=directory)
+  out.download_and_prepare(file_format="array_record")
+  return out
+
+
+def _prepared_directory(name):
+  """The directory itself, or the latest version in it."""
+  path = epath.Path(name).expanduser()
+  if not path.is_dir():
+    return None
+  found = [p for p in (path, *sorted(path.iterdir())) if (p / "dataset_info.json").exists()]
+  return found[0 if found[:1] == [path] else -1] if found else None
+
+
+def _link(path, target):
+  try:
+    os.link(path, target)
+  except OSError:  # another file system
+    epath.Path(path).copy(target)

@@ -109,6 +109,11 @@ def embed(encoder: Encoder, source: pipeline.Source, progress: bool = False) -> 
   if "scene" in source.features:
     scenes = np.stack(source.columns("scene")["scene"])[first].astype(np.int8)
     relevant = lambda queries: shapes.relevance([flat[q] for q in queries], scenes)  # noqa: E731
+  image_names = caption_ids = None
+  if "file" in source.features:
+    names = source.columns("file", "caption_ids")
+    image_names = [names["file"][m].decode() for m in first]
+    caption_ids = [name.decode() for record in names["caption_ids"] for name in record]
   return Pairs(
     text=encoder.embed_text(flat, progress),
     image=encoder.embed_source(source, progress)[first],
@@ -116,6 +121,8 @@ def embed(encoder: Encoder, source: pipeline.Source, progress: bool = False) -> 
     captions=flat,
     picture=lambda m: source.picture(first[m]),
     relevant=relevant,
+    image_names=image_names,
+    caption_ids=caption_ids,
   )
 
 

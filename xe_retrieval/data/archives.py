@@ -1,0 +1,174 @@
+"""Where pictures lie: a folder, a tar file, or the tar shards that img2dataset writes.
+
+Nothing is extracted, and nothing outside the given folder or file is read.
+"""
+
+import glob
+import json
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterator
+
+from xe_retrieval.data import tables
+from xe_retrieval.data.pictures import MAX_BYTES
+from xe_retrieval.data.rejected import Rejected, Rejection
+from xe_retrieval.data.tables import Caption, Sample
+
+_PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+_MAX_TEXT = 1 << 20
+
+
+class Folder:
+  """Files under a directory, by their relative names."""
+
+  def __init__(self, directory: str):
+    self.root = os.path.realpath(directory)
+    if not os.path.isdir(self.root):
+      raise ValueError(f"--images={directory}: there is no such folder or tar file")
+
+  def read(self, name: str) -> bytes:
+    """The bytes of a file, at most MAX_BYTES + 1; Rejected if there is none."""
+    try:
+      path = os.path.realpath(os.path.join(self.root, name))
+      if os.path.commonpath([path, self.root]) != self.root:
+        raise Rejected("outside the folder", f"points to {path[:200]!r}")
+      if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would make us wait for ever
+        raise Rejected("missing file", "not a regular file")
+      with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+      raise Rejected("missing file", getattr(e, "strerror", None) or str(e)) from e
+
+
+class TarFolder:
+  """The regular files of a tar file, by name; read at their place, never extracted."""
+
+  def __init__(self, path: str):
+    self.path, self._members = path, {}
+    try:
+      with tarfile.open(path, "r:") as tar:
+        for member in tar:
+          if member.isreg() and not member.issparse():
+            name = member.name.removeprefix("./")
+            self._members[name] = member.offset_data, member.size
+    except (OSError, tarfile.TarError) as e:
+      raise ValueError(f"--images={path}: should be a folder or an uncompressed tar: {e}") from e
+    for name in list(self._members):  # images/1.jpg may be called 1.jpg, if only one is
+      self._members.setdefault(name.rpartition("/")[2], self._members[name])
+
+  def read(self, name: str) -> bytes:
+    if name not in self._members:
+      raise Rejected("missing file", f"not in {os.path.basename(self.path)}")
+    offset, size = self._members[name]
+    with open(self.path, "rb") as file:
+      file.seek(offset)
+      return file.read(min(size, MAX_BYTES + 1))
+
+
+def folder(path: str) -> Folder | TarFolder:
+  return TarFolder(path) if os.path.isfile(path) else Folder(path)
+
+
+def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
+  """The pictures of one tar shard with their captions, streamed in order."""
+  shard = os.path.basename(path)
+  try:
+    with tarfile.open(path, "r|", bufsize=1 << 20) as tar:
+      for key, parts in _grouped(_parts(tar, shard)):
+        if isinstance(parts, Rejection):
+          yield parts
+        else:
+          yield _sample(shard, key, parts, split)
+  except (OSError, tarfile.TarError, ValueError, EOFError) as e:
+    yield Rejection(shard, "", "truncated", f"the rest of the shard cannot be read: {e}"[:200])
+
+
+def shards(pattern: str) -> list[tuple[str, str | None]]:
+  """[split=]name{00000..00331}.tar or with * and ? -> [(path, split or None)], sorted."""
+  named = re.match(r"([A-Za-z]\w*)=(.+)", pattern)
+  split, pattern = named.groups() if named else (None, pattern)
+  if split:
+    tables.check_split(split)
+  paths = [path for name in _braces(pattern) for path in sorted(glob.glob(name)) or [name]]
+  missing = [path for path in paths if not os.path.isfile(path)]
+  if missing:
+    raise ValueError(f"--webdataset: {missing[0]}: there is no such file")
+  return [(path, split) for path in paths]
+
+
+def _parts(tar, shard):
+  """(key, extension, bytes) of each regular member, or (key, "", Rejection)."""
+  for member in tar:
+    if member.isdir():
+      continue
+    folder, _, base = member.name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    key = f"{folder}/{stem}" if folder else stem
+    where = f"{shard}:{tables.printable(member.name)}"
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+      yield key, "", Rejection(where, "", "outside the folder", "a name that leads elsewhere")
+    elif not member.isreg() or member.issparse():
+      yield key, "", Rejection(where, "", "missing file", "a link or device, not a file")
+    else:
+      limit = MAX_BYTES if extension.lower() in _PICTURES else _MAX_TEXT
+      yield key, extension.lower(), tar.extractfile(member).read(limit + 1)
+
+
+def _grouped(parts):
+  """(key, {extension: bytes}) of successive parts with the same key; rejections pass through."""
+  current, found = None, {}
+  for key, extension, content in parts:
+    if isinstance(content, Rejection):
+      yield key, content
+      continue
+    if key != current and found:
+      yield current, found
+      found = {}
+    current = key
+    found[extension] = content
+  if found:
+    yield current, found
+
+
+def _sample(shard, key, parts, split):
+  extension = next((e for e in _PICTURES if e in parts), None)
+  file = f"{key}.{extension}" if extension else key
+  where = f"{shard}:{tables.printable(file)}"
+  try:
+    caption = tables.clean(_caption(parts))
+  except Rejected as e:
+    return Rejection(where, tables.printable(file), e.reason, e.detail)
+  data = parts[extension] if extension else Rejected("missing file", "no picture in the shard")
+  return Sample(file, split, [Caption(where, f"{file}#0", caption)]), data
+
+
+def _caption(parts):
+  if len(parts.get("txt", b"")) > _MAX_TEXT or len(parts.get("json", b"")) > _MAX_TEXT:
+    raise Rejected("too long", "more than 1 MB of text")
+  if "txt" in parts:
+    return parts["txt"].decode("utf-8", "surrogateescape")
+  try:
+    caption = json.loads(parts.get("json", b"{}")).get("caption")
+  except (ValueError, AttributeError, RecursionError) as e:
+    raise Rejected("unreadable row", "the .json is none") from e
+  return caption if isinstance(caption, str) else ""
+
+
+def _braces(pattern):
+  """a{08..10}b -> a08b, a09b, a10b; a{x,y} -> ax, ay."""
+  match = re.search(r"\{([^{}]*)\}", pattern)
+  if not match:
+    return [pattern]
+  numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+  if numbers:
+    width, first, last = len(numbers[1]), int(numbers[1]), int(numbers[2])
+    choices = [f"{n:0{width}d}" for n in range(first, last + 1)]
+  else:
+    choices = match[1].split(",")
+  return [
+    out
+    for choice in choices
+    for out in _braces(pattern[: match.start()] + choice + pattern[match.end() :])
+  ]

@@ -1,0 +1,97 @@
+"""One picture file → bytes that the pipeline can decode, and a fingerprint; or why not."""
+
+import io
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from xe_retrieval.data.rejected import Rejected
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+MAX_BYTES = 64 << 20
+QUALITY = 90  # of JPEGs that are written anew
+
+Image.init()  # registers all FORMATS
+
+
+def check(data: bytes, max_side: int | None, max_pixels: int) -> tuple[bytes, bytes | None]:
+  """An encoded picture -> (JPEG or PNG of 8-bit grey or RGB, fingerprint).
+
+  A file that is already that, upright and small enough, is kept to the byte. Without `max_side`
+  such a JPEG is not even decoded (only its head and end are looked at) and has no fingerprint.
+  """
+  if len(data) > MAX_BYTES:
+    raise Rejected("over the pixel limit", f"more than {MAX_BYTES >> 20} MB")
+  try:
+    return _check(data, max_side, max_pixels)
+  except Rejected:
+    raise
+  except Image.DecompressionBombError as e:
+    raise Rejected("over the pixel limit", _one_line(e)) from e
+  except Exception as e:  # broken files make the decoders raise almost anything
+    reason = "truncated" if data and "truncated" in str(e).lower() else "not an image"
+    raise Rejected(reason, _one_line(e) if data else "the file is empty") from e
+
+
+def fingerprint(image: Image.Image) -> bytes:
+  """128 bits that hardly change when a picture is resized or compressed again."""
+  small = np.asarray(image.convert("L").resize((9, 9), Image.Resampling.BOX), np.int16)
+  right = small[:8, 1:] > small[:8, :-1] + 2  # by a margin: noise in flat areas is no feature
+  down = small[1:, :8] > small[:-1, :8] + 2
+  return np.packbits([right, down]).tobytes()
+
+
+def _check(data, max_side, max_pixels):
+  image = Image.open(io.BytesIO(data), formats=FORMATS)
+  width, height = image.size
+  if width * height > max_pixels:
+    raise Rejected("over the pixel limit", f"{width} x {height} pixels")
+  small = max_side is None or max(width, height) <= max_side
+  if small and _is_plain(image):
+    if max_side is None and image.format == "JPEG" and data.find(b"\xff\xd9", -4096) >= 0:
+      return data, None
+    image.draft("L", (32, 32))  # of a JPEG, all bytes are read but few pixels made
+    image.load()
+    return data, fingerprint(image)
+  if not small:
+    scale = max_side / max(width, height)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    image.draft(None, size)  # a JPEG is decoded at 1/2, 1/4 or 1/8 if that is still enough
+  image = _upright_rgb(image)
+  if not small:
+    size = size if (image.width >= image.height) == (width >= height) else size[::-1]
+    image = image.resize(size, Image.Resampling.BILINEAR)
+  out = io.BytesIO()
+  image.save(out, "JPEG", quality=QUALITY)
+  return out.getvalue(), fingerprint(image)
+
+
+def _is_plain(image):
+  """Whether all decoders make the same 8-bit picture of it."""
+  if image.format == "JPEG":
+    return image.mode in ("L", "RGB") and image.getexif().get(0x0112, 1) == 1
+  bits = image.format == "PNG" and image.tile and image.tile[0].args  # "RGB;16B" is not plain
+  return bits in ("L", "RGB") and "transparency" not in image.info and not _is_animated(image)
+
+
+def _is_animated(image):
+  return getattr(image, "n_frames", 1) > 1
+
+
+def _upright_rgb(image):
+  """Turned as EXIF says, the first frame, on white where it is transparent."""
+  image.load()
+  image = ImageOps.exif_transpose(image)
+  if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+    values = np.asarray(image, np.float32)
+    top = 65535 if values.max(initial=0) > 255 else 255
+    image = Image.fromarray((values.clip(0, top) * (255 / top)).astype(np.uint8))
+  if image.has_transparency_data:
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, "white")
+    image = Image.alpha_composite(white, image)
+  return image.convert("RGB")
+
+
+def _one_line(e):
+  return " ".join(str(e).split())[:200] or type(e).__name__

@@ -1,0 +1,192 @@
+"""Pictures and captions → shards of serialised tf.train.Examples, without TensorFlow.
+
+A unit of work is one tar shard, or a few thousand pictures of a table. It is written by one
+process, to one ArrayRecord file per split, and is done when its .json is there. Units are
+therefore the same for any number of processes and after any interruption.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+from array_record.python import array_record_module
+
+from xe_retrieval.data import archives, pictures
+from xe_retrieval.data.rejected import Rejected, Rejection
+from xe_retrieval.data.tables import Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What decides the contents of every record."""
+
+  max_side: int | None = 384
+  max_pixels: int = 50_000_000
+  shares: tuple[tuple[str, float], ...] = (("train", 0.9), ("validation", 0.05), ("test", 0.05))
+  strict: bool = False
+
+  def plan(self) -> dict:
+    """The part that decides what is written."""
+    out = dataclasses.asdict(self)
+    del out["strict"]
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class TableUnit:
+  folder: archives.Folder | archives.TarFolder
+  samples: list[Sample]
+
+  def read(self) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
+    for sample in self.samples:
+      try:
+        yield sample, self.folder.read(sample.file)
+      except Rejected as e:
+        yield sample, e
+
+
+@dataclasses.dataclass(frozen=True)
+class TarUnit:
+  path: str
+  split: str | None
+
+  def read(self) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
+    return archives.samples(self.path, self.split)
+
+
+def write(unit: TableUnit | TarUnit, number: int, directory, options: Options) -> None:
+  """Makes the files of a unit under `directory`; its .json comes last, and by renaming."""
+  warnings.simplefilter("ignore")  # Pillow's, about files that are then rejected anyway
+  directory = pathlib.Path(directory)
+  writers, contents, rejections = {}, collections.defaultdict(_Contents), []
+
+  def reject(*new):
+    rejections.extend(new)
+    if options.strict and new:
+      raise ValueError(str(new[0]))
+
+  seen = set()
+  for item in unit.read():
+    if isinstance(item, Rejection):
+      reject(item)
+      continue
+    sample, data = item
+    try:
+      if isinstance(data, Rejected):
+        raise data
+      image, fingerprint = pictures.check(data, options.max_side, options.max_pixels)
+      image_id = identity(data)
+      text_ids = [identity(c.text.casefold().encode()) for c in sample.captions]
+      if seen.issuperset((image_id, t) for t in text_ids):
+        raise Rejected("duplicate", "the same picture has the same caption above")
+    except Rejected as e:
+      reject(*(Rejection(c.where, sample.file, e.reason, e.detail) for c in sample.captions))
+      continue
+    seen.update((image_id, t) for t in text_ids)
+    split = sample.split or share(image_id, options.shares)
+    if split not in writers:
+      path = str(directory / shard_name(number, split))
+      writers[split] = array_record_module.ArrayRecordWriter(path, "group_size:1,uncompressed")
+    record = example(
+      image=[image],
+      image_id=[image_id],
+      captions=[c.text.encode() for c in sample.captions],
+      text_ids=text_ids,
+      file=[sample.file.encode()],
+      caption_ids=[c.id.encode() for c in sample.captions],
+    )
+    writers[split].write(record)
+    contents[split].add(sample, len(record), fingerprint)
+  for writer in writers.values():
+    writer.close()
+  for split, content in contents.items():
+    if content.fingerprints:
+      fingerprints = np.frombuffer(b"".join(content.fingerprints), np.uint8).reshape(-1, 16)
+      files = np.array(content.files)
+      path = directory / fingerprints_name(number, split)
+      np.savez(path, fingerprints=fingerprints, files=files)
+  summary = {
+    "splits": {
+      split: {"images": c.images, "pairs": c.pairs, "bytes": c.bytes}
+      for split, c in contents.items()
+    },
+    "rejections": rejections,
+  }
+  replace(directory / f"{number:05d}.json", json.dumps(summary))
+
+
+def shard_name(number: int, split: str) -> str:
+  return f"{number:05d}.{split}.array_record"
+
+
+def fingerprints_name(number: int, split: str) -> str:
+  return f"{number:05d}.{split}.npz"
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+  """Writes a file that is either whole or not there."""
+  unfinished = path.with_suffix(".tmp")
+  unfinished.write_text(text, encoding="utf-8", errors="backslashreplace")
+  os.replace(unfinished, path)
+
+
+def identity(data: bytes) -> int:
+  """63 bits of a hash: equal for equal contents, without any process asking another."""
+  return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def share(image_id: int, shares) -> str:
+  """The split of a picture, by its content: copies of a picture are never in two splits."""
+  at = image_id / 2**63
+  for split, size in shares:
+    at -= size
+    if at < 0:
+      return split
+  return shares[-1][0]
+
+
+def example(**features: list[bytes] | list[int]) -> bytes:
+  """A serialised tf.train.Example. (Importing TensorFlow would cost every process seconds.)"""
+  entries = b""
+  for name, values in features.items():
+    if isinstance(values[0], bytes):
+      feature = _field(1, b"".join(_field(1, v) for v in values))  # BytesList
+    else:
+      feature = _field(3, _field(1, b"".join(map(_varint, values))))  # Int64List, packed
+    entries += _field(1, _field(1, name.encode()) + _field(2, feature))
+  return _field(1, entries)
+
+
+def _field(number, payload):
+  return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
+
+
+def _varint(value):
+  out = bytearray()
+  while value > 127:
+    out.append(value & 127 | 128)
+    value >>= 7
+  out.append(value)
+  return bytes(out)
+
+
+class _Contents:
+  """What one unit has written of one split."""
+
+  def __init__(self):
+    self.images = self.pairs = self.bytes = 0
+    self.fingerprints, self.files = [], []
+
+  def add(self, sample, size, fingerprint):
+    self.images += 1
+    self.pairs += len(sample.captions)
+    self.bytes += size
+    if fingerprint is not None:
+      self.fingerprints.append(fingerprint)
+      self.files.append(sample.file)
