@@ -35,16 +35,15 @@ def evaluate(
   result = evaluation.evaluate(pairs, extra or None)
   result.metrics.update(dataset=name, split=split, step=encoder.step, config=config.to_dict())
 
+  if index == "scann":
+    data = (pairs.text, pairs.image, pairs.image_of_text)
+    result.metrics["index"] = audit.audit(*data, extra or None)
   if judged:
     found = {name: people.agreement(j, pairs) for name, j in judged.items()}
     result.metrics["judgements"] = found
 
   out = pathlib.Path(out or default_out(workdir, split, dataset))
   out.mkdir(parents=True, exist_ok=True)
-  if index == "scann":
-    data = (pairs.text, pairs.image, pairs.image_of_text)
-    built, result.metrics["index"] = audit.audit(*data, extra or None)
-    built.save(out / "index")
   _write_json(out / "metrics.json", result.metrics)
   _write_json(out / "thresholds.json", result.thresholds)
   np.savez_compressed(out / "curves.npz", **result.curves)

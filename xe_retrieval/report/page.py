@@ -6,6 +6,7 @@ import pathlib
 import jinja2
 
 from xe_retrieval.report import gallery, paper, plots, tables
+from xe_retrieval.retrieval import tiles
 
 
 def write(out_dir, title, config, step, evaluation, pairs):
@@ -52,7 +53,7 @@ def _figures(out_dir, runs, names):
   """[(label, curves)], names of plots -> what the page says about each, and the plot."""
   return [
     {"name": n, **_CAPTIONS[n], "svg": plots.save(getattr(plots, n)(runs), out_dir, n)}
-    for n in names
+    for n in tiles.progress(list(names), "plots")
   ]
 
 

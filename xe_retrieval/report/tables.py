@@ -126,7 +126,8 @@ def needed(metrics):
 def index(found):
   """The audit of the index: speed, neighbours found, and what it does to Recall@k."""
   at = list(found["neighbours_found"])
-  speed = f"built in {found['build_seconds']:.1f} s, {found['queries_per_second']:,.0f} queries/s"
+  speed = f"built in {found['build_seconds']:.1f} s, {found['queries_per_second']:,.0f} queries/s "
+  speed += f"for {found['neighbours']} neighbours each"
   return Table(
     "index",
     "The index, audited",

@@ -117,10 +117,11 @@ class _Exact:
     rows = np.zeros((len(queries), k), np.int64)
     best = np.full((len(queries), k), -np.inf, np.float32)
     scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
-    for start, documents in tiles.stream(self.parts, tiles.DOCUMENTS):
+    stream = list(tiles.stream(self.parts, tiles.DOCUMENTS))
+    for start, documents in tiles.progress(stream, "exact search"):
       for span in tiles.spans(len(queries), tiles.QUERIES):
         scores = np.hstack([best[span], tiles.product(queries[span], documents, scratch)])
-        at = np.argpartition(-scores, min(k, scores.shape[1] - 1), axis=1)[:, :k]
+        at = np.argpartition(scores, -k, axis=1)[:, -k:]
         best[span] = np.take_along_axis(scores, at, axis=1)
         known = np.take_along_axis(rows[span], np.minimum(at, k - 1), axis=1)
         rows[span] = np.where(at < k, known, at - k + start)

@@ -78,17 +78,27 @@ def agreement(judgements, pairs):
   scores = np.einsum("pd,pd->p", pairs.text[texts], pairs.image[images])
   ratings, relevant = judgements.ratings[rows], judgements.relevant[rows]
   flat = np.repeat(scores, ratings.shape[1]), ratings.ravel()
-  percent = lambda x: 100 * float(x) if np.isfinite(x) else None  # noqa: E731 NaN: all are equal
   return {
     "pairs": len(kept),
     "own_captions_left_out": len(known) - len(kept),
     "not_in_data_set": len(judgements.images) - len(known),
     "ratings": ratings.size,
-    "kendall_tau_c": percent(stats.kendalltau(*flat, variant="c").statistic),
-    "kendall_tau_b": percent(stats.kendalltau(*flat, variant="b").statistic),
-    "spearman": percent(stats.spearmanr(*flat).statistic),
+    **_correlations(*flat),
     "relevant": int(relevant.sum()),
-    "pr_auc": 100 * precision_recall.average_precision(scores, relevant)
-    if relevant.any()
-    else None,
+    "pr_auc": _percent(precision_recall.average_precision(scores, relevant)),
   }
+
+
+def _correlations(scores, ratings):
+  """[R], [R] -> percent; None where all ratings or all scores are equal."""
+  if np.ptp(scores) == 0 or np.ptp(ratings) == 0:
+    return dict.fromkeys(("kendall_tau_c", "kendall_tau_b", "spearman"))
+  return {
+    "kendall_tau_c": _percent(stats.kendalltau(scores, ratings, variant="c").statistic),
+    "kendall_tau_b": _percent(stats.kendalltau(scores, ratings, variant="b").statistic),
+    "spearman": _percent(stats.spearmanr(scores, ratings).statistic),
+  }
+
+
+def _percent(x):
+  return None if np.isnan(x) else 100 * float(x)

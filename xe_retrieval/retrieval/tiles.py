@@ -88,7 +88,7 @@ def spans(total, size):
 
 def progress(steps, what, total=None):
   """A bar, once the work has taken two seconds."""
-  return tqdm.tqdm(steps, desc=what, total=total, delay=2, leave=False)
+  return tqdm.tqdm(steps, desc=what, total=total, delay=2, mininterval=0.5, leave=False)
 
 
 _SMALL = 128
