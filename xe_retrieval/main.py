@@ -2,8 +2,10 @@
 
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 from ml_collections import config_flags
+
+from xe_retrieval import command_line
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "What to train: a file of configs/, and after a colon the loss.", lock_config=True
@@ -17,7 +19,7 @@ flags.mark_flags_as_required(["config", "workdir"])
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; fields are set as --config.batch_size=64")
-  quieten()
+  command_line.quieten()
   from xe_retrieval import train  # here: --help and misspelt flags answer at once
 
   try:
@@ -26,19 +28,5 @@ def main(argv):
     sys.exit(f"error: {e}")
 
 
-def quieten():
-  """Libraries report errors only, unless --verbosity asks for more."""
-  if not flags.FLAGS["verbosity"].present:
-    logging.set_verbosity(logging.ERROR)
-
-
-def parse(argv):
-  """absl's parser, with one sentence instead of a traceback for a misspelt or mistyped field."""
-  try:
-    return flags.FLAGS(argv)
-  except (AttributeError, KeyError, TypeError, ValueError, FileNotFoundError, flags.Error) as e:
-    sys.exit(f"error: {e.args[0] if e.args else e}")
-
-
 if __name__ == "__main__":
-  app.run(main, flags_parser=parse)
+  app.run(main, flags_parser=command_line.parse)

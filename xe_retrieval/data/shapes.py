@@ -159,12 +159,12 @@ _RELATES = (
 
 # (share of captions, how to say it), from vague to complete
 _LEVELS = (
-  (0.05, lambda objects, draw: "some shapes"),
-  (0.05, lambda objects, draw: COUNTS[len(objects) - 1]),
-  (0.15, _one_property),
-  (0.15, lambda objects, draw: _phrase(objects[0], size=False)),
-  (0.15, lambda objects, draw: f"{_phrase(objects[0])} {PLACES[objects[0][3]]}"),
-  (0.25, _related),
+  (0.10, lambda objects, draw: "some shapes"),
+  (0.10, lambda objects, draw: COUNTS[len(objects) - 1]),
+  (0.20, _one_property),
+  (0.20, lambda objects, draw: _phrase(objects[0], size=False)),
+  (0.10, lambda objects, draw: f"{_phrase(objects[0])} {PLACES[objects[0][3]]}"),
+  (0.10, _related),
   (0.20, _all_objects),
 )
 
