@@ -8,8 +8,8 @@ from configs import cc
 
 def get_config(loss: str = "cross_example_softmax"):
   config = cc.get_config(loss)
-  config.steps = 600
-  config.batch_size = 256
+  config.steps = 1_500
+  config.batch_size = 128
 
   config.data.name = "shapes/20000"
   config.data.dir = "datasets"
@@ -18,22 +18,22 @@ def get_config(loss: str = "cross_example_softmax"):
   text = config.text
   text.pretrained = ""
   text.dropout = 0.0
-  text.tokens = 24
+  text.tokens = 20
   text.vocab_size = 1_000
-  text.layers, text.width, text.heads, text.mlp = 2, 128, 4, 256
-  text.learning_rate = 1e-3
+  text.layers, text.width, text.heads, text.mlp = 2, 96, 4, 192
+  text.learning_rate = 2e-3
   text.warmup_steps = 50
 
   image = config.image
   image.pretrained = ""
   image.size = 64
-  image.stem, image.stem_width, image.block = "small", 16, "basic"
-  image.depths, image.widths = (1, 1, 1), (32, 64, 128)
+  image.stem, image.stem_width, image.block = "patch", 64, "basic"
+  image.depths, image.widths = (1, 1), (64, 128)
   image.optimizer = "adamw"
-  image.learning_rate, image.end_learning_rate = 2e-3, 0.0
+  image.learning_rate, image.end_learning_rate = 4e-3, 0.0
   image.warmup_steps = 50
 
-  config.log_every = 10
-  config.eval_every = 200
-  config.checkpoint_every = 200
+  config.log_every = 20
+  config.eval_every = 500
+  config.checkpoint_every = 500
   return config
