@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from xe_retrieval.towers.convolution import batch_norm, convolve, max_pool
+
 
 class ResNet(nn.Module):
   """A stem and stages of residual blocks; each stage but the first halves the resolution."""
@@ -66,7 +68,7 @@ class Stem(nn.Module):
     x = Conv(self.width, kernel, stride, self.dtype, name="conv")(x)
     x = nn.relu(BatchNorm(name="norm")(x, batch_statistics))
     if self.kind == "imagenet":
-      x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+      x = max_pool(x)
     return x
 
 
@@ -116,7 +118,7 @@ def _shortcut(block, x, batch_statistics):
 
 
 class Conv(nn.Module):
-  """Square convolution without bias; a 1x1 one is a matrix product, 1.6x faster on CPU."""
+  """Square convolution without bias."""
 
   features: int
   size: int
@@ -126,18 +128,12 @@ class Conv(nn.Module):
   @nn.compact
   def __call__(self, x):  # [B, H, W, C] -> [B, H / stride, W / stride, features]
     init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-    shape = (self.size, self.size, x.shape[-1], self.features)
-    kernel = self.param("kernel", init, shape).astype(self.dtype)
-    if self.size == 1:
-      return x[:, :: self.stride, :: self.stride] @ kernel[0, 0]
-    pad = (self.size // 2, self.size // 2)
-    return jax.lax.conv_general_dilated(
-      x, kernel, (self.stride,) * 2, (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    kernel = self.param("kernel", init, (self.size, self.size, x.shape[-1], self.features))
+    return convolve(x, kernel.astype(self.dtype), self.stride)
 
 
 class BatchNorm(nn.Module):
-  """Statistics of the batch (under jit: of the global batch), or the running ones; in float32."""
+  """By statistics of the batch (under jit: of the global batch) or by the running ones."""
 
   momentum: float = 0.9
   eps: float = 1e-5
@@ -149,19 +145,15 @@ class BatchNorm(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, channels)
     running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels)
     running_var = self.variable("batch_stats", "var", jnp.ones, channels)
-    x32 = x.astype(jnp.float32)
+    if not batch_statistics:
+      factor = scale * jax.lax.rsqrt(running_var.value + self.eps)
+      return (x * factor + (bias - running_mean.value * factor)).astype(x.dtype)
 
-    if batch_statistics:
+    y, mean, var = batch_norm(x, scale, bias, self.eps)
+    if not self.is_initializing():
       count = x.size // x.shape[-1]
-      mean = x32.mean((0, 1, 2))
-      var = jnp.square(x32 - mean).mean((0, 1, 2))
-      if not self.is_initializing():
-        keep = self.momentum
-        unbiased = var * (count / max(count - 1, 1))
-        running_mean.value = keep * running_mean.value + (1 - keep) * mean
-        running_var.value = keep * running_var.value + (1 - keep) * unbiased
-    else:
-      mean, var = running_mean.value, running_var.value
-
-    factor = scale * jax.lax.rsqrt(var + self.eps)
-    return (x32 * factor + (bias - mean * factor)).astype(x.dtype)
+      keep = self.momentum
+      unbiased = var * (count / max(count - 1, 1))
+      running_mean.value = keep * running_mean.value + (1 - keep) * mean
+      running_var.value = keep * running_var.value + (1 - keep) * unbiased
+    return y

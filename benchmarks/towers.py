@@ -1,0 +1,161 @@
+"""BERT-base and ResNet-50 against their PyTorch originals: inference and training step on a CPU.
+
+  python -m benchmarks.towers [--batch=8] [--repetitions=10]
+
+Same shapes, same optimisers (the paper's: AdamW for text, SGD with momentum for images), float32,
+PyTorch images in channels_last. Repetitions alternate between the two; a ratio is of the fastest.
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+import transformers
+
+from xe_retrieval.towers.bert import Bert
+from xe_retrieval.towers.resnet import ResNet
+
+TARGETS = {  # our time / PyTorch's
+  "BERT-base inference": 1.0,
+  "BERT-base training step": 1.1,
+  "ResNet-50 inference": 1.0,
+  "ResNet-50 training step": 1.3,
+}
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--batch", type=int, default=8)
+  parser.add_argument("--repetitions", type=int, default=10)
+  parser.add_argument("--only", default="", help="part of a row's name")
+  args = parser.parse_args()
+
+  random = np.random.default_rng(0)
+  tokens = random.integers(1, 30522, (args.batch, 32), dtype=np.int32)
+  images = random.normal(size=(args.batch, 224, 224, 3)).astype(np.float32)
+  print(f"batch {args.batch}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+  print(f"{'':26}{'PyTorch':>10}{'ours':>10}{'ratio':>8}{'target':>8}")
+  for name, (theirs, ours) in rows(tokens, images).items():
+    if args.only not in name:
+      continue
+    theirs, ours = measure([theirs(), ours()], args.repetitions)
+    ratio = min(ours) / min(theirs)
+    print(
+      f"{name:26}{min(theirs) * 1e3:7.0f} ms{min(ours) * 1e3:7.0f} ms{ratio:8.2f}"
+      f"{TARGETS[name]:8.1f}",
+      flush=True,
+    )
+
+
+def rows(tokens, images):
+  """{name: (PyTorch, ours)}, each a function that builds a function to be timed."""
+  bert = Bert(vocab_size=30522, layers=12, width=768, heads=12, mlp=3072)
+  resnet = ResNet()
+  adamw, sgd = optax.adamw(1e-4), optax.sgd(1e-3, momentum=0.9)
+  return {
+    "BERT-base inference": (lambda: torch_bert(tokens), lambda: inference(bert, tokens)),
+    "BERT-base training step": (
+      lambda: torch_bert(tokens, lambda p: torch.optim.AdamW(p, 1e-4)),
+      lambda: training(bert, tokens, adamw),
+    ),
+    "ResNet-50 inference": (lambda: torch_resnet(images), lambda: inference(resnet, images)),
+    "ResNet-50 training step": (
+      lambda: torch_resnet(images, lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9)),
+      lambda: training(resnet, images, sgd),
+    ),
+  }
+
+
+def measure(functions, repetitions):
+  """Seconds per call of each function, calls taking turns; the first calls do not count."""
+  seconds = [[] for _ in functions]
+  for repetition in range(repetitions + 2):
+    for function, times in zip(functions, seconds, strict=True):
+      start = time.perf_counter()
+      function()
+      if repetition >= 2:
+        times.append(time.perf_counter() - start)
+  return seconds
+
+
+def pooled(x):
+  """[B, T, width] -> CLS, [B, h, w, width] -> mean over positions."""
+  return x[:, 0] if x.ndim == 3 else x.mean((1, 2))
+
+
+def inference(tower, x):
+  variables = jax.jit(tower.init)(jax.random.key(0), x)
+  apply = jax.jit(lambda variables, x: pooled(tower.apply(variables, x)))
+  return lambda: np.asarray(apply(variables, x))
+
+
+def training(tower, x, optimizer):
+  variables = jax.jit(tower.init)(jax.random.key(0), x)
+  params, stats = variables["params"], variables.get("batch_stats", {})
+  state = [params, stats, optimizer.init(params), jax.random.key(0)]
+
+  def step(params, stats, optimizer_state, key, x):
+    key, dropout = jax.random.split(key)
+
+    def loss(params):
+      y, updates = tower.apply(
+        {"params": params, "batch_stats": stats},
+        x,
+        train=True,
+        mutable=["batch_stats"],
+        rngs={"dropout": dropout},
+      )
+      return jnp.square(pooled(y)).mean(), updates.get("batch_stats", {})
+
+    (value, stats_), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+    return value, optax.apply_updates(params, updates), stats_, optimizer_state, key
+
+  step = jax.jit(step, donate_argnums=(0, 1, 2, 3))
+
+  def run():
+    value, *state[:] = step(*state, x)
+    jax.block_until_ready((value, state))
+
+  return run
+
+
+def torch_bert(tokens, optimizer=None):
+  model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False)
+  tokens = torch.tensor(tokens, dtype=torch.long)
+  mask = tokens != 0
+  return torch_function(
+    model, lambda: model(tokens, attention_mask=mask).last_hidden_state[:, 0], optimizer
+  )
+
+
+def torch_resnet(images, optimizer=None):
+  model = transformers.ResNetModel(transformers.ResNetConfig())
+  model = model.to(memory_format=torch.channels_last)
+  images = torch.tensor(images).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+  return torch_function(model, lambda: model(images).pooler_output[..., 0, 0], optimizer)
+
+
+def torch_function(model, embed, optimizer):
+  if optimizer is None:
+    model.eval()
+    return torch.inference_mode()(lambda: embed().numpy())
+  model.train()
+  optimizer = optimizer(model.parameters())
+
+  def run():
+    optimizer.zero_grad()
+    loss = embed().square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+  return run
+
+
+if __name__ == "__main__":
+  main()
