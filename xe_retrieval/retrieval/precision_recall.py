@@ -5,6 +5,7 @@ to count, for each of these, the pairs that score at least as much. Tiles are so
 they pass: memory grows with the captions, not with the pairs.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import os
@@ -64,28 +65,39 @@ def average_precision(scores, positive):
 
 
 def _count_at_least(levels, text, parts):
-  """Rising float32 [T], [Q, D], documents in parts -> int64 [T]: pairs with score >= level."""
+  """Rising float32 [T], [Q, D], documents in parts -> int64 [T]: pairs with score >= level.
+
+  While one tile is multiplied, which takes every core, threads sort and count those before it.
+  """
+  workers = min(8, os.cpu_count())
+  free = [np.empty(_ROWS * _COLUMNS, np.float32) for _ in range(workers + 1)]
+  waiting = collections.deque()  # (count to come, the memory it uses)
+  total = np.zeros(len(levels), np.int64)
+
+  def count(scores):
+    scores.sort()
+    return scores.size - np.searchsorted(scores, levels)
+
+  def collect():
+    counts, memory = waiting.popleft()
+    np.add(total, counts.result(), out=total)
+    free.append(memory)
+
   jobs = [
-    (rows, part[columns])
-    for part in parts
-    for columns in tiles.spans(len(part), _COLUMNS)
+    (rows, documents)
+    for _, documents in tiles.stream(parts, _COLUMNS)
     for rows in tiles.spans(len(text), _ROWS)
   ]
-  workers = min(8, os.cpu_count())
-  bar = tiles.progress(None, "precision and recall", total=len(jobs))
-
-  def count(jobs):
-    total = np.zeros(len(levels), np.int64)
-    scratch = np.empty(_ROWS * _COLUMNS, np.float32)
-    for rows, documents in jobs:
-      scores = tiles.product(text[rows], documents, scratch).ravel()
-      scores.sort()
-      total += scores.size - np.searchsorted(scores, levels)
-      bar.update()
-    return total
-
-  with bar, concurrent.futures.ThreadPoolExecutor(workers) as pool:
-    return sum(pool.map(count, [jobs[i::workers] for i in range(workers)]))
+  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    for rows, documents in tiles.progress(jobs, "precision and recall"):
+      if not free:
+        collect()
+      memory = free.pop()
+      scores = tiles.product(text[rows], documents, memory).ravel()
+      waiting.append((pool.submit(count, scores), memory))
+    while waiting:
+      collect()
+  return total
 
 
-_ROWS, _COLUMNS = 512, 2048  # a tile of 4 MiB: sorted within a core's cache
+_ROWS, _COLUMNS = 1024, 4096  # a tile of 16 MiB
