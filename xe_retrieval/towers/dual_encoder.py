@@ -14,12 +14,13 @@ class TextEncoder(nn.Module):
   tower: Bert
   embedding_dim: int
   pooling: str = "cls"  # or "mean", over the tokens that are not padding
+  trunk: int = 0  # see Head
 
   def setup(self):
-    self.projection = nn.Dense(self.embedding_dim, use_bias=False)
+    self.projection = Head(self.embedding_dim, self.trunk)
 
-  def __call__(self, tokens, train=False):  # int32 [B, T] -> float32 [B, D]
-    return self.projection(self.features(tokens, train))
+  def __call__(self, tokens, train=False):  # int32 [B, T], or their features -> float32 [B, D]
+    return self.projection(_features(self, tokens, train))
 
   def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
     """What the projection sees; independent of it, so cacheable while the tower is frozen."""
@@ -37,17 +38,40 @@ class ImageEncoder(nn.Module):
   embedding_dim: int
   mean: tuple[float, ...]  # per channel, pixels in 0..1
   std: tuple[float, ...]
+  trunk: int = 0  # see Head
 
   def setup(self):
-    self.projection = nn.Dense(self.embedding_dim, use_bias=False)
+    self.projection = Head(self.embedding_dim, self.trunk)
 
-  def __call__(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
-    return self.projection(self.features(image, train))
+  def __call__(self, image, train=False):  # uint8 [B, H, W, 3], or its features -> float32 [B, D]
+    return self.projection(_features(self, image, train))
 
   def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
     """What the projection sees; independent of it, so cacheable while the tower is frozen."""
     x = (image.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
     return self.tower(x, train=train).astype(jnp.float32).mean((1, 2))
+
+
+class Head(nn.Module):
+  """The projection without bias; before it, if `trunk` > 0, one residual layer of that width."""
+
+  embedding_dim: int
+  trunk: int = 0
+
+  @nn.compact
+  def __call__(self, x):  # float32 [B, width] -> float32 [B, D]
+    if self.trunk:
+      y = nn.gelu(nn.Dense(self.trunk, name="trunk_in")(nn.LayerNorm(name="trunk_norm")(x)))
+      x = x + nn.Dense(x.shape[-1], kernel_init=nn.initializers.zeros, name="trunk_out")(y)
+    kernel = self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.embedding_dim))
+    return x @ kernel
+
+
+def _features(encoder, x, train):
+  """Numbers with a fraction are features already: those of a frozen tower, computed before."""
+  if x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.floating):
+    return x
+  return encoder.features(x, train)
 
 
 class DualEncoder(nn.Module):
@@ -106,9 +130,14 @@ def from_config(config):
   )
   return DualEncoder(
     text=TextEncoder(
-      bert, config.embedding_dim, _one_of(text, "pooling", "cls", "mean", of="text.")
+      bert,
+      config.embedding_dim,
+      _one_of(text, "pooling", "cls", "mean", of="text."),
+      text.get("trunk", 0),
     ),
-    image=ImageEncoder(resnet, config.embedding_dim, tuple(image.mean), tuple(image.std)),
+    image=ImageEncoder(
+      resnet, config.embedding_dim, tuple(image.mean), tuple(image.std), image.get("trunk", 0)
+    ),
   )
 
 
