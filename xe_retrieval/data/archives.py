@@ -75,8 +75,8 @@ def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Reje
   """The pictures of one tar shard with their captions, streamed in order."""
   shard = os.path.basename(path)
   try:
-    with tarfile.open(path, "r|", bufsize=1 << 20) as tar:
-      for key, parts in _grouped(_parts(tar, shard)):
+    with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+      for key, parts in _grouped(_parts(tar, file, shard)):
         if isinstance(parts, Rejection):
           yield parts
         else:
@@ -98,7 +98,7 @@ def shards(pattern: str) -> list[tuple[str, str | None]]:
   return [(path, split) for path in paths]
 
 
-def _parts(tar, shard):
+def _parts(tar, file, shard):
   """(key, extension, bytes) of each regular member, or (key, "", Rejection)."""
   for member in tar:
     if member.isdir():
@@ -113,7 +113,12 @@ def _parts(tar, shard):
       yield key, "", Rejection(where, "", "missing file", "a link or device, not a file")
     else:
       limit = MAX_BYTES if extension.lower() in _PICTURES else _MAX_TEXT
-      yield key, extension.lower(), tar.extractfile(member).read(limit + 1)
+      file.seek(member.offset_data)
+      content = file.read(min(member.size, limit + 1))
+      if len(content) < min(member.size, limit + 1):
+        raise EOFError(f"it ends within {member.name}")
+      yield key, extension.lower(), content
+    tar.members.clear()  # tarfile remembers all that it has seen
 
 
 def _grouped(parts):

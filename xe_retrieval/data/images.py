@@ -1,50 +1,87 @@
-"""Encoded pictures → uint8 squares, in TensorFlow graphs."""
+"""Encoded pictures (JPEG or PNG) → uint8 squares: where to cut, then decode and cut in one go."""
 
+import numpy as np
+
+from xe_retrieval.data import pictures
 from xe_retrieval.data.cpu_tensorflow import tf
 
 AUGMENTS = ("none", "random_resized_crop")
+GREY = tf.io.encode_png(np.full((1, 1, 3), 127, np.uint8)).numpy()  # for what cannot be decoded
 
 
-def square(encoded, size: int):
-  """Shorter side to `size`, then the centre; string [] -> uint8 [size, size, 3]."""
-  image = _decode(encoded)
-  height, width = tf.unstack(tf.shape(image)[:2])
-  side = tf.minimum(height, width)
-  return _resize(
-    tf.image.crop_to_bounding_box(image, (height - side) // 2, (width - side) // 2, side, side),
-    size,
+def centres(encoded) -> np.ndarray:
+  """The largest square in the middle; bytes [n] -> int32 [n, 4] y, x, height, width."""
+  sizes = _sizes(encoded)
+  side = sizes.min(1, keepdims=True)
+  return np.concatenate([(sizes - side) // 2, side, side], 1).astype(np.int32)
+
+
+def random_crops(encoded, draws) -> np.ndarray:
+  """20–100 % of the area, never mirrored ("left" must stay left); int64 [n] -> int32 [n, 4]."""
+  sizes = _sizes(encoded)
+  area, shape, y, x = _uniform(draws)
+  area = (0.2 + 0.8 * area) * sizes.prod(1)
+  aspect = (4 / 3) ** (2 * shape - 1)  # width / height, from 3:4 to 4:3
+  extent = np.sqrt(np.stack([area / aspect, area * aspect], 1)).round()  # [n, 2]
+  extent = np.clip(extent, 1, sizes)
+  begin = np.floor((sizes - extent + 1) * np.stack([y, x], 1))
+  return np.concatenate([begin, extent], 1).astype(np.int32)
+
+
+def decode(encoded, box, size: int):
+  """Part `box` of a picture, resized; string [], int32 [4] -> uint8 [size, size, 3]."""
+  is_jpeg = tf.strings.substr(encoded, 0, 2) == b"\xff\xd8"
+  cut = tf.cond(is_jpeg, lambda: _jpeg(encoded, box), lambda: _png(encoded, box))
+  resize = lambda image: pictures.resize(image, size, size)  # noqa: E731
+  return tf.ensure_shape(
+    tf.numpy_function(resize, [cut], tf.uint8, stateful=False), (size, size, 3)
   )
 
 
-def random_resized_crop(encoded, size: int, seed):
-  """A crop of 20–100 % of the area, never mirrored: "left" must stay left."""
-  shape = tf.io.extract_jpeg_shape(encoded) if _is_jpeg(encoded) else tf.shape(_decode(encoded))
-  begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-    shape,
-    tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
-    seed=seed,
-    min_object_covered=0.0,
-    aspect_ratio_range=(3 / 4, 4 / 3),
-    area_range=(0.2, 1.0),
-    use_image_if_no_bounding_boxes=True,
+def readable_or_grey(encoded) -> np.ndarray:
+  """Pictures that `decode` cannot decode become one grey pixel; bytes [n] -> bytes [n]."""
+
+  def check(data):
+    try:
+      decode(data, centres([data])[0], 8)
+      return data
+    except tf.errors.InvalidArgumentError:
+      return GREY
+
+  return np.array([check(data) for data in encoded], object)
+
+
+def _jpeg(encoded, box):
+  # Damage in the middle of a file is only damage to the picture.
+  return tf.io.decode_and_crop_jpeg(
+    encoded, box, channels=3, try_recover_truncated=True, acceptable_fraction=0.0
   )
-  return _resize(tf.slice(_decode(encoded), begin, tf.stack([extent[0], extent[1], 3])), size)
 
 
-def _is_jpeg(encoded):
-  return tf.image.is_jpeg(encoded)
+def _png(encoded, box):
+  y, x, height, width = tf.unstack(box)
+  return tf.io.decode_png(encoded, channels=3)[y : y + height, x : x + width]
 
 
-def _decode(encoded):
-  image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-  image.set_shape((None, None, 3))
-  return image
+def _sizes(encoded):
+  """float64 [n, 2]: heights and widths."""
+  return np.array([_size(data) for data in encoded], np.float64).reshape(-1, 2)
 
 
-def _resize(image, size):
-  same = tf.reduce_all(tf.shape(image)[:2] == size)
-  resized = lambda: tf.cast(  # noqa: E731
-    tf.round(tf.clip_by_value(tf.image.resize(image, (size, size), antialias=True), 0, 255)),
-    tf.uint8,
-  )
-  return tf.ensure_shape(tf.cond(same, lambda: image, resized), (size, size, 3))
+def _size(data):
+  """(height, width) from the head of a file; (1, 1) where there is none."""
+  if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) > 24:
+    return int.from_bytes(data[20:24]), int.from_bytes(data[16:20])
+  at = 2
+  while at + 9 < len(data) and data[at] == 0xFF:
+    marker = data[at + 1]
+    if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
+      return int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 7 : at + 9])
+    at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
+  return 1, 1
+
+
+def _uniform(draws):
+  """Four numbers in [0, 1) from each draw; int64 [n] -> float64 [4, n]."""
+  draws = np.asarray(draws, np.uint64)
+  return np.stack([((draws >> np.uint64(s)) & np.uint64(0x7FFF)) / 2**15 for s in (0, 16, 32, 47)])

@@ -7,10 +7,12 @@ processes, and after a resume, it holds the same pairs and the same crops.
 
 import collections
 import functools
+import hashlib
 from collections.abc import Iterator
 
 import jax
 import numpy as np
+from absl import logging
 
 from xe_retrieval.data import datasets, images
 from xe_retrieval.data.cpu_tensorflow import tf
@@ -50,6 +52,14 @@ class Source:
         )
     return out
 
+  def fingerprint(self) -> str:
+    """A hash of the split's records: another for other data, the same wherever it is stored."""
+    digest = hashlib.sha256(str(len(self)).encode())
+    for start in range(0, len(self), 4096):
+      for record in self.read(range(start, min(start + 4096, len(self)))):
+        digest.update(record)
+    return digest.hexdigest()
+
   def captions(self) -> list[list[str]]:
     """All captions of every record."""
     columns = self.columns("captions")["captions"]
@@ -81,51 +91,55 @@ def train_batches(
       f"has only {len(source)} images; choose a batch size of at most that"
     )
   rows = config.batch_size // processes
-  per_epoch = len(source) // config.batch_size
-
-  @functools.lru_cache(2)
-  def order(epoch):
-    return np.random.default_rng([config.seed, epoch]).permutation(len(source))
+  choose = choice(len(source), config, process, processes)
 
   def read(step):
-    epoch, batch = divmod(int(step), per_epoch)
-    begin = batch * config.batch_size + process * rows
-    indices = order(epoch)[begin : begin + rows]
-    return np.array(source.read(indices), object), _hash(config.seed, epoch, indices)
+    indices, draws = choose(int(step))
+    return np.array(source.read(indices), object), draws
 
-  def pairs(step):
+  def pairs(step, careful):
     records, draws = tf.numpy_function(read, [step], (tf.string, tf.int64), stateful=False)
     records.set_shape([rows])
     draws.set_shape([rows])
     record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
     chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
-    return tf.data.Dataset.from_tensor_slices(
-      {
-        "image": record["image"],
-        "image_id": _int32(record["image_id"]),
-        "caption": tf.gather(record["captions"], chosen, batch_dims=1),
-        "text_id": _int32(tf.gather(record["text_ids"], chosen, batch_dims=1)),
-        "draw": draws,
-      }
-    )
+    encoded, box = _cut(record["image"], draws, config.data.augment, careful)
+    words = tf.gather(record["captions"], chosen, batch_dims=1)
+    tokens = tf.numpy_function(tokenised, [words], tf.int32, stateful=False)
+    batch = {
+      "image": encoded,
+      "box": box,
+      "image_id": _int32(record["image_id"]),
+      "text_id": _int32(tf.gather(record["text_ids"], chosen, batch_dims=1)),
+      "tokens": tf.ensure_shape(tokens, [None, tokenizer.tokens]),
+    }
+    return {name: tf.ensure_shape(value, [rows, *value.shape[1:]]) for name, value in batch.items()}
 
-  def decoded(pair):
-    draw = pair.pop("draw")
-    if config.data.augment == "random_resized_crop":
-      image = images.random_resized_crop(pair["image"], config.image.size, tf.stack([draw, 0]))
-    else:
-      image = images.square(pair["image"], config.image.size)
-    return {**pair, "image": image}
+  def tokenised(captions):
+    return tokenizer([c.decode("utf-8", "replace") for c in captions])
 
-  def tokenised(batch):
-    words = lambda captions: tokenizer([c.decode("utf-8", "replace") for c in captions])  # noqa: E731
-    tokens = tf.numpy_function(words, [batch.pop("caption")], tf.int32, stateful=False)
-    return {**batch, "tokens": tokens}
+  def dataset(start, stop, careful):
+    data = tf.data.Dataset.range(start, stop).map(lambda step: pairs(step, careful)).prefetch(1)
+    return _decoded(data, config.image.size).batch(rows, drop_remainder=True).prefetch(2)
 
-  data = tf.data.Dataset.range(start, config.steps).flat_map(pairs)
-  data = data.map(decoded, tf.data.AUTOTUNE, deterministic=True)
-  data = data.batch(rows, drop_remainder=True).map(tokenised).prefetch(2)
-  yield from data.as_numpy_iterator()
+  yield from _surviving(dataset, start, config.steps, source)
+
+
+def choice(count: int, config, process: int = 0, processes: int = 1):
+  """A function: step -> (numbers of this process's records, a random int64 for each)."""
+  rows, per_epoch = config.batch_size // processes, count // config.batch_size
+
+  @functools.lru_cache(2)
+  def order(epoch):
+    return np.random.default_rng([config.seed, epoch]).permutation(count)
+
+  def choose(step):
+    epoch, batch = divmod(step, per_epoch)
+    begin = batch * config.batch_size + process * rows
+    indices = order(epoch)[begin : begin + rows]
+    return indices, _hash(config.seed, epoch, indices)
+
+  return choose
 
 
 _PAIR = ("image", "image_id", "captions", "text_ids")
@@ -134,19 +148,64 @@ _PAIR = ("image", "image_id", "captions", "text_ids")
 def image_batches(source: Source, size: int, batch_size: int) -> Iterator[np.ndarray]:
   """Every picture of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short."""
 
-  def read(start):
-    return np.array(source.read(range(start, min(start + batch_size, len(source)))), object)
+  def read(n):
+    rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
+    return np.array(source.read(rows), object)
 
-  def encoded(start):
-    records = tf.numpy_function(read, [start], tf.string, stateful=False)
+  def pictures(n, careful):
+    records = tf.numpy_function(read, [n], tf.string, stateful=False)
     records.set_shape([None])
-    return tf.data.Dataset.from_tensor_slices(
-      tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
-    )
+    images = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
+    encoded, box = _cut(images, tf.zeros([0], tf.int64), "none", careful)
+    return {"image": encoded, "box": box}
 
-  data = tf.data.Dataset.range(0, len(source), batch_size).flat_map(encoded)
-  data = data.map(lambda e: images.square(e, size), tf.data.AUTOTUNE, deterministic=True)
-  yield from data.batch(batch_size).prefetch(2).as_numpy_iterator()
+  def dataset(start, stop, careful):
+    data = tf.data.Dataset.range(start, stop).map(lambda n: pictures(n, careful)).prefetch(1)
+    return _decoded(data, size).batch(batch_size).prefetch(2)
+
+  for batch in _surviving(dataset, 0, -(-len(source) // batch_size), source):
+    yield batch["image"]
+
+
+def _cut(encoded, draws, augment, careful):
+  """Where to cut each picture of a batch, and, with care, grey ones for those that are broken."""
+
+  def boxes(encoded, draws):
+    if augment == "random_resized_crop":
+      return images.random_crops(encoded, draws)
+    return images.centres(encoded)
+
+  if careful:
+    encoded = tf.numpy_function(images.readable_or_grey, [encoded], tf.string, stateful=False)
+    encoded.set_shape([None])
+  box = tf.numpy_function(boxes, [encoded, draws], tf.int32, stateful=False)
+  return encoded, tf.ensure_shape(box, [None, 4])
+
+
+def _decoded(data, size):
+  """Batches of encoded pictures -> one picture at a time, on all cores, in order."""
+
+  def one(row):
+    return {**row, "image": images.decode(row["image"], row.pop("box"), size)}
+
+  return data.unbatch().map(one, tf.data.AUTOTUNE, deterministic=True)
+
+
+def _surviving(dataset, start, stop, source):
+  """The batches of dataset(start, stop, careful=False); those with a broken picture, with care.
+
+  Data that were prepared without decoding them may hold such a picture, and a long run should not
+  end for it. As batch n is always the same, so is what becomes of it.
+  """
+  while start < stop:
+    try:
+      for batch in dataset(start, stop, False).as_numpy_iterator():
+        yield batch
+        start += 1
+    except tf.errors.InvalidArgumentError:
+      logging.error("%s: batch %d has a broken picture; it is shown grey", source.name, start)
+      yield from dataset(start, start + 1, True).as_numpy_iterator()
+      start += 1
 
 
 def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:

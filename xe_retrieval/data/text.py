@@ -1,6 +1,7 @@
 """Captions → WordPiece ids."""
 
 import collections
+import hashlib
 import os
 
 import numpy as np
@@ -18,10 +19,17 @@ class Tokenizer:
     if fast.pad_token_id != 0:
       raise ValueError(f"the tokenizer pads with id {fast.pad_token_id}; the text tower masks id 0")
     self._fast, self.tokens, self.vocab_size = fast, tokens, len(fast)
+    fast.backend_tokenizer.enable_truncation(tokens)
+    fast.backend_tokenizer.enable_padding(length=tokens, pad_id=0, pad_token=fast.pad_token)
 
   def __call__(self, captions: list[str]) -> np.ndarray:
-    ids = self._fast(captions, padding="max_length", truncation=True, max_length=self.tokens)
-    return np.asarray(ids["input_ids"], np.int32).reshape(len(captions), self.tokens)
+    encoded = self._fast.backend_tokenizer.encode_batch_fast(captions)  # no offsets into the text
+    return np.array([e.ids for e in encoded], np.int32).reshape(len(captions), self.tokens)
+
+  def fingerprint(self) -> str:
+    """A hash of all that decides which ids a caption gets."""
+    state = f"{self.tokens} {self._fast.backend_tokenizer.to_str()}"
+    return hashlib.sha256(state.encode()).hexdigest()
 
   def save(self, directory) -> None:
     self._fast.save_pretrained(directory)
