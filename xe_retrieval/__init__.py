@@ -1,1 +1,12 @@
 """Image-text retrieval with calibrated scores: Cross-Example Softmax on JAX/Flax."""
+
+
+def load(path, which="best"):
+  """The model of a workdir (its best or latest checkpoint) or of an exported directory.
+
+  model.embed_text(["two dogs on a beach"])        -> float32 [1, D], unit norm
+  model.embed_images(["a.jpg", array, pil_image])  -> float32 [3, D], unit norm
+  """
+  from xe_retrieval import model  # here: importing the package stays cheap
+
+  return model.load(path, which)

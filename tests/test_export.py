@@ -1,0 +1,181 @@
+"""A model out to Hugging Face and jax.export and back, and the Python interface to it."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import chex
+import jax
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+from safetensors.numpy import load_file
+
+import xe_retrieval
+from xe_retrieval import export, settings
+from xe_retrieval.data import images, text
+from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.retrieval import embed
+from xe_retrieval.towers import dual_encoder, pretrained
+from xe_retrieval.training import mesh, optimizers, step
+from xe_retrieval.training.checkpoints import Checkpoints
+
+REFERENCES = pathlib.Path(__file__).parent / "towers" / "references"
+CAPTIONS = ["a red circle", "two blue squares above it", "b"]
+
+
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory):
+  """workdirs(config) -> a workdir as training leaves it, what is not pretrained drawn by numpy."""
+
+  def make(config):
+    workdir = tmp_path_factory.mktemp("workdir")
+    tokenizer = text.train(CAPTIONS, 40, config.text.tokens)
+    tokenizer.save(workdir / "tokenizer")
+    config = pretrained.configure(config)
+    (workdir / "config.json").write_text(settings.to_json(config))
+    model = dual_encoder.from_config(config)
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: step.init_variables(config, model))
+    variables = jax.tree.map(
+      lambda x: np.abs(random.normal(0, 0.3, x.shape)).astype(x.dtype), shapes
+    )
+    variables = pretrained.load(config, variables)
+    optimizer = optimizers.make(config, variables["params"])
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save(step.init(config, variables, optimizer, mesh.make()))
+    checkpoints.close()
+    return workdir
+
+  return make
+
+
+@pytest.fixture
+def published(config):
+  """A config of the two tiny reference towers."""
+  config.text.pretrained = str(REFERENCES / "bert")
+  config.image.pretrained = str(REFERENCES / "resnet_v15")
+  config.text.tokens, config.image.size = 12, 40
+  return config
+
+
+@pytest.fixture
+def pictures():
+  random = np.random.default_rng(1)
+  return [random.integers(0, 256, shape, dtype=np.uint8) for shape in [(40, 40, 3), (50, 90, 3)]]
+
+
+def square(picture, size):
+  """As evaluation reads it."""
+  data = tf.io.encode_png(picture).numpy()
+  return images.decode(data, images.centres([data])[0], size).numpy()
+
+
+def test_exported_towers_are_those_that_came_in(workdirs, published, tmp_path):
+  out = export.export(workdirs(published), tmp_path / "out")
+  for encoder, name in (("text", "bert"), ("image", "resnet_v15")):
+    stored = load_file(REFERENCES / name / "model.safetensors")
+    chex.assert_trees_all_equal(load_file(out / encoder / "model.safetensors"), stored)
+    ours, theirs = (
+      json.loads((path / "config.json").read_text()) for path in (out / encoder, REFERENCES / name)
+    )
+    differences = {k for k in ours | theirs if ours.get(k, ...) != theirs.get(k, ...)}
+    assert differences <= {"dtype", "hidden_dropout_prob", "attention_probs_dropout_prob"}
+  assert json.loads((out / "image" / "preprocessor_config.json").read_text())["image_mean"] == list(
+    published.image.mean
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_transformers_gives_the_same_embeddings(workdirs, published, pictures, tmp_path, pooling):
+  published.text.pooling = pooling
+  workdir = workdirs(published)
+  out = export.export(workdir, tmp_path / "out")
+  np.savez(tmp_path / "inputs.npz", image=np.stack([pictures[0], 255 - pictures[0]]))
+  (tmp_path / "captions.json").write_text(json.dumps(CAPTIONS))
+  command = [sys.executable, __file__.replace("test_export", "torch_embeddings"), out, pooling]
+  subprocess.run([*command, tmp_path], check=True, capture_output=True)
+  theirs = np.load(tmp_path / "embeddings.npz")
+  model = xe_retrieval.load(workdir)
+  np.testing.assert_allclose(model.embed_text(CAPTIONS), theirs["text"], atol=1e-5)
+  ours = model.embed_images([pictures[0], 255 - pictures[0]])
+  np.testing.assert_allclose(ours, theirs["image"], atol=1e-5)
+
+
+def test_exported_directory_gives_the_same_embeddings(config, workdirs, pictures, tmp_path):
+  workdir = workdirs(config)  # a stem that transformers does not know
+  out = export.export(workdir, tmp_path / "out")
+  model, again = xe_retrieval.load(workdir), xe_retrieval.load(out)
+  expected = model.embed_text(CAPTIONS)
+  chex.assert_shape(expected, (3, config.embedding_dim))
+  np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, rtol=1e-5)
+  np.testing.assert_allclose(again.embed_text(CAPTIONS), expected, atol=1e-6)
+  expected_images = model.embed_images(pictures)
+  np.testing.assert_allclose(again.embed_images(pictures), expected_images, atol=1e-6)
+
+  text_function, image_function = (
+    jax.export.deserialize((out / f"{name}.jax").read_bytes()).call for name in ("text", "image")
+  )
+  np.testing.assert_allclose(text_function(model.tokenizer(CAPTIONS)), expected, atol=1e-6)
+  squares = np.stack([square(picture, config.image.size) for picture in pictures])
+  np.testing.assert_allclose(image_function(squares), expected_images, atol=1e-6)
+
+  with pytest.raises(ValueError, match="is not empty; choose a new directory"):
+    export.export(workdir, out)
+  (tmp_path / "out" / "image" / "model.safetensors").unlink()
+  with pytest.raises(ValueError, match="image holds no weights"):
+    xe_retrieval.load(out)
+
+
+def test_pictures_in_any_form(config, workdirs, pictures, tmp_path, monkeypatch):
+  model = xe_retrieval.load(workdirs(config))
+  Image.fromarray(pictures[1]).save(tmp_path / "a.png")
+  Image.fromarray(pictures[1]).save(tmp_path / "a.bmp")
+  Image.fromarray(pictures[1]).save(tmp_path / "a.jpg", quality=95)
+  pil = Image.fromarray(pictures[1]).convert("RGBA")
+  forms = [pictures[1], pil, str(tmp_path / "a.png"), tmp_path / "a.bmp", tmp_path / "a.jpg"]
+  found = model.embed_images(forms)
+  for same in found[1:4]:
+    np.testing.assert_allclose(same, found[0], atol=1e-6)
+  np.testing.assert_allclose(found[4], found[0], atol=0.05)  # JPEG loses something
+  turned = Image.fromarray(np.rot90(pictures[1]))
+  exif = turned.getexif()
+  exif[ExifTags.Base.Orientation] = 6  # to be shown turned clockwise
+  turned.save(tmp_path / "turned.png", exif=exif)
+  np.testing.assert_allclose(model.embed_images([tmp_path / "turned.png"])[0], found[0], atol=1e-6)
+
+  monkeypatch.setattr(embed, "BATCH", 2)  # several batches and a rest are one and the same
+  np.testing.assert_allclose(model.embed_images(forms), found, atol=1e-6)
+  one_by_one = [model.embed_text([caption])[0] for caption in CAPTIONS]
+  np.testing.assert_allclose(model.embed_text(CAPTIONS), one_by_one, atol=1e-6)
+  assert model.embed_text([]).shape == (0, config.embedding_dim)
+
+  (tmp_path / "broken.png").write_bytes((tmp_path / "a.png").read_bytes()[:900])
+  (tmp_path / "broken.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:300])
+  (tmp_path / "words.txt").write_text("words")
+  for wrong, message in [
+    (tmp_path / "none.jpg", "none.jpg' is not a readable picture"),
+    (tmp_path / "words.txt", "words.txt' is not a readable picture"),
+    (tmp_path / "broken.png", "broken.png' is not a readable picture"),
+    (tmp_path / "broken.jpg", "broken.jpg' is not a readable picture"),
+    (np.zeros((4, 4, 3)), r"pictures\[1\] is float64 \(4, 4, 3\); expected uint8"),
+  ]:
+    with pytest.raises(ValueError, match=message):
+      model.embed_images([pictures[0], wrong])
+  with pytest.raises(TypeError, match=r"pictures\[0\] is int; expected a path"):
+    model.embed_images([3])
+  with pytest.raises(
+    TypeError, match=r"captions should be a list; for a single one, pass \[caption\]"
+  ):
+    model.embed_text("a red circle")
+  with pytest.raises(TypeError, match=r"captions\[1\] is int; expected a string"):
+    model.embed_text(["a", 2])
+
+
+def test_not_a_model(tmp_path):
+  with pytest.raises(ValueError, match="is no workdir of a training run"):
+    xe_retrieval.load(tmp_path)

@@ -1,0 +1,178 @@
+"""An exported model: a directory that other programs can use, and that reads back as a model.
+
+text/, image/            Hugging Face directories, for transformers' BertModel and ResNetModel
+projections.safetensors  the two matrices into the common space, "text.weight", "image.weight"
+text.jax, image.jax      jax.export functions, weights inside: int32 [B, T] or uint8 [B, H, W, 3]
+                         -> float32 [B, D] of unit norm; need jax alone, for any batch size B
+config.json, README.md   what it is, and how each part is used
+"""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from xe_retrieval import settings
+from xe_retrieval.data import text
+from xe_retrieval.retrieval import embed
+from xe_retrieval.towers import dual_encoder, hugging_face, weight_files
+from xe_retrieval.training import step
+
+PROJECTIONS = "projections.safetensors"
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def is_exported(path) -> bool:
+  return (path / PROJECTIONS).exists()
+
+
+def write(encoder: embed.Encoder, out) -> None:
+  """Writes a new directory, whole or not at all."""
+  if out.exists() and any(out.iterdir()):
+    raise ValueError(f"{out} is not empty; choose a new directory")
+  config, variables = encoder.config, jax.device_get(encoder.variables)
+  model = dual_encoder.from_config(config)
+  part = out.with_name(out.name + ".part")
+  shutil.rmtree(part, ignore_errors=True)
+  for name in ("text", "image"):
+    (part / name).mkdir(parents=True)
+    tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
+    # transformers insists on the metadata
+    tensors = hugging_face.to_tensors(tower)
+    save_file(tensors, part / name / "model.safetensors", {"format": "pt"})
+  _bert_config(model.text.tower).save_pretrained(part / "text")
+  encoder.tokenizer.save(part / "text")
+  tokenizer = part / "text" / "tokenizer_config.json"
+  fields = json.loads(tokenizer.read_text()) | {"model_max_length": config.text.tokens}
+  _write_json(tokenizer, fields)
+  if config.image.stem == "imagenet":  # transformers knows no other
+    _resnet_config(model.image.tower).save_pretrained(part / "image")
+  _write_json(part / "image" / "preprocessor_config.json", _preprocessor(config.image))
+
+  kernels = {name: variables["params"][name]["projection"]["kernel"] for name in ("text", "image")}
+  # [D, width], as torch.nn.Linear holds it
+  weights = {f"{name}.weight": np.ascontiguousarray(k.T) for name, k in kernels.items()}
+  save_file(weights, part / PROJECTIONS)
+  for name, function in _functions(config, model, variables).items():
+    (part / f"{name}.jax").write_bytes(function.serialize())
+  (part / "config.json").write_text(settings.to_json(config))
+  (part / "README.md").write_text(_readme(config, encoder.step))
+  if out.exists():
+    out.rmdir()
+  part.rename(out)
+
+
+def read(path) -> embed.Encoder:
+  """The model of an exported directory."""
+  config = settings.from_json((path / "config.json").read_text())
+  model = dual_encoder.from_config(config)
+  variables = jax.eval_shape(lambda: step.init_variables(config, model))
+  projections = load_file(path / PROJECTIONS)
+  for name in ("text", "image"):
+    tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
+    tower = hugging_face.from_tensors(weight_files.read(path / name), tower, path / name)
+    for kind in tower:
+      variables[kind][name]["tower"] = tower[kind]
+    kernel = jnp.asarray(projections[f"{name}.weight"].T)
+    variables["params"][name]["projection"] = {"kernel": kernel}
+  return embed.Encoder(config, model, variables, text.load(path / "text", config.text.tokens))
+
+
+def _bert_config(bert):
+  from transformers import BertConfig
+
+  return BertConfig(
+    architectures=["BertModel"],
+    vocab_size=bert.vocab_size,
+    num_hidden_layers=bert.layers,
+    hidden_size=bert.width,
+    num_attention_heads=bert.heads,
+    intermediate_size=bert.mlp,
+    max_position_embeddings=bert.positions,
+    type_vocab_size=bert.token_types,
+    hidden_dropout_prob=bert.dropout,
+    attention_probs_dropout_prob=bert.dropout,
+    layer_norm_eps=bert.norm_eps,
+  )
+
+
+def _resnet_config(resnet):
+  from transformers import ResNetConfig
+
+  return ResNetConfig(
+    architectures=["ResNetModel"],
+    depths=list(resnet.depths),
+    hidden_sizes=list(resnet.widths),
+    layer_type=resnet.block,
+    embedding_size=resnet.stem_width,
+    downsample_in_bottleneck=resnet.downsample_in_bottleneck,
+  )
+
+
+def _preprocessor(image):
+  """Resizes and cuts as our evaluation does (but for the last bit of its interpolation)."""
+  return {
+    "image_processor_type": "CLIPImageProcessor",
+    "do_resize": True,
+    "size": {"shortest_edge": image.size},
+    "resample": 2,  # bilinear
+    "do_center_crop": True,
+    "crop_size": {"height": image.size, "width": image.size},
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": list(image.mean),
+    "image_std": list(image.std),
+  }
+
+
+def _functions(config, model, variables):
+  """Each tower, normalised embeddings out, as a function that jax can run without this package."""
+
+  def embedding(method):
+    def function(x):
+      x = model.apply(variables, x, method=method)
+      return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+    return jax.export.export(jax.jit(function), platforms=PLATFORMS)
+
+  (batch,) = jax.export.symbolic_shape("batch")
+  tokens = jax.ShapeDtypeStruct((batch, config.text.tokens), jnp.int32)
+  pixels = jax.ShapeDtypeStruct((batch, config.image.size, config.image.size, 3), jnp.uint8)
+  return {"text": embedding("embed_text")(tokens), "image": embedding("embed_image")(pixels)}
+
+
+def _readme(config, at):
+  size = config.image.size
+  pooled = "[:, 0]" if config.text.pooling == "cls" else ", then mean over the tokens of the mask"
+  if config.image.stem == "imagenet":
+    resnet = 'ResNetModel.from_pretrained("image")(pixel_values).pooler_output.flatten(1)'
+  else:
+    resnet = f"# (transformers' ResNetModel knows no {config.image.stem!r} stem: use image.jax)"
+  return f"""\
+# Image-text retrieval model
+
+Trained with {config.loss} on {config.data.name}, {at} steps. The score of a caption and an image is
+the cosine of their embeddings; a threshold on it means the same for every query.
+
+```python
+import xe_retrieval  # everything, preprocessing included
+model = xe_retrieval.load("this directory")
+model.embed_text(["two dogs on a beach"]) @ model.embed_images(["a.jpg"]).T
+
+import jax  # jax alone: int32 [B, {config.text.tokens}] or uint8 [B, {size}, {size}, 3] in
+embed_text = jax.export.deserialize(open("text.jax", "rb").read()).call
+
+# PyTorch: tokenizer(captions, padding=True, truncation=True); then projections, then unit norm
+from transformers import BertModel, ResNetModel
+BertModel.from_pretrained("text", add_pooling_layer=False)(**tokens).last_hidden_state  # {pooled}
+{resnet}
+```
+"""
+
+
+def _write_json(path, value):
+  path.write_text(json.dumps(value, indent=2) + "\n")
