@@ -114,6 +114,9 @@ def test_figures_of_the_evaluation_agree_with_each_other(written, pairs):
     assert low <= value <= high
   low, high = metrics["intervals"]["pr_auc"]
   assert low < metrics["pr_auc"] < high
+  for row in written[1].thresholds:
+    assert row["precision_interval"][0] <= row["precision"] <= row["precision_interval"][1]
+    assert row["interval"][0] <= row["threshold"] <= row["interval"][1]
   assert metrics["true_relevance"]["pr_auc"] > metrics["pr_auc"]
   assert metrics["distractors"]["pr_auc"] < metrics["pr_auc"]
   json.dumps([metrics, written[1].thresholds], allow_nan=False)

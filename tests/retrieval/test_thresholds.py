@@ -121,3 +121,12 @@ def test_threshold_of_a_homogeneous_set_keeps_its_promise():
   targets = np.array([0.5, 0.8, 0.9])
   had = calibration.reliability(seen, own, targets)
   np.testing.assert_allclose(np.nanmedian(had, axis=1), targets, atol=0.03)
+
+
+def test_levels_hold_the_chosen_thresholds(monkeypatch):
+  monkeypatch.setattr(bootstrap, "CELLS", 1)
+  own = np.random.default_rng(4).random(3000).astype(np.float32)
+  found = bootstrap.levels(own, own[[7, 8]])
+  assert found.dtype == np.float32 and (np.diff(found) > 0).all()
+  assert len(found) <= bootstrap.LEVELS + 2
+  assert {own.min(), own.max(), own[7], own[8]} <= set(found)

@@ -8,7 +8,8 @@ import dataclasses
 import numpy as np
 
 SAMPLES = 1000
-LEVELS = 500  # thresholds at which the resampled precision-recall curves are evaluated
+CELLS = 2**24  # queries × thresholds at which the resampled precision-recall curves are evaluated
+LEVELS = 500  # no fewer thresholds than this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,16 @@ def interval(samples):
   return [float(x) for x in np.percentile(samples, (2.5, 97.5))]
 
 
-def levels(own):
-  """float [Q] scores of the positive pairs -> rising float32 [≤ LEVELS] quantiles of them."""
-  if len(own) <= LEVELS:
+def levels(own, chosen=()):
+  """float [Q] scores of the positive pairs -> all of them, or quantiles; rising float32 [L].
+
+  The thresholds `chosen` are among them, so that what is said of these is not rounded.
+  """
+  count = max(LEVELS, CELLS // len(own))
+  if len(own) <= count:
     return np.unique(own)
-  return np.unique(np.quantile(own, np.linspace(0, 1, LEVELS), method="lower"))
+  quantiles = np.quantile(own, np.linspace(0, 1, count), method="lower")
+  return np.union1d(quantiles, np.asarray(chosen, np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
