@@ -10,8 +10,8 @@ from xe_retrieval import losses, settings
 from xe_retrieval.data import pipeline, text
 from xe_retrieval.retrieval import embed, metrics
 from xe_retrieval.towers import dual_encoder, pretrained
+from xe_retrieval.training import features, optimizers, step
 from xe_retrieval.training import mesh as mesh_lib
-from xe_retrieval.training import optimizers, step
 from xe_retrieval.training.checkpoints import Checkpoints
 from xe_retrieval.training.logs import Log
 
@@ -31,6 +31,9 @@ def train(config, workdir, devices=None) -> step.TrainState:
 
   model = dual_encoder.from_config(config)
   variables = pretrained.load(config, step.init_variables(config, model))
+  tables = {
+    s.split: features.tables(config, model, variables, tokenizer, s) for s in (source, validation)
+  }
   optimizer = optimizers.make(config, variables["params"])
   loss = losses.get(config.loss, scale=config.scale, keep=config.keep, mesh=mesh)
   train_step = step.make(model, loss, optimizer, mesh)
@@ -43,7 +46,7 @@ def train(config, workdir, devices=None) -> step.TrainState:
   log = Log(workdir, config.steps, config.batch_size, start)
   log.say(_introduction(config, state, source, mesh, start))
   encoder = embed.Encoder(config, model, None, tokenizer, devices)
-  batches = pipeline.train_batches(source, tokenizer, config, start)
+  batches = features.batches(source, tokenizer, config, tables["train"], start)
   batches = pipeline.to_devices(batches, mesh_lib.rows(mesh))
 
   with _Interruption() as interrupted:
@@ -58,7 +61,7 @@ def train(config, workdir, devices=None) -> step.TrainState:
       validated = None
       if n % config.eval_every == 0 or n == config.steps:
         encoder.variables = {"params": state.params, "batch_stats": state.batch_stats}
-        validated = metrics.headline(embed.embed(encoder, validation))
+        validated = metrics.headline(embed.embed(encoder, validation, tables["validation"]))
         log.validation(n, validated)
       if n % config.checkpoint_every == 0 or validated or last:
         checkpoints.save(state, validated and {"pr_auc": validated["pr_auc"]})

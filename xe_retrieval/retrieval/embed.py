@@ -35,9 +35,16 @@ class Encoder:
 
   def embed_text(self, captions: list[str], progress: bool = False) -> np.ndarray:
     """[n] -> float32 [n, D], unit norm."""
-    starts = range(0, len(captions), self._batch)
-    tokens = (self.tokenizer(captions[i : i + self._batch]) for i in starts)
+    tokens = (self.tokenizer(captions[rows]) for rows in self._spans(len(captions)))
     return self._all(self._text, tokens, len(captions), "captions" if progress else None)
+
+  def embed_text_features(self, features: np.ndarray) -> np.ndarray:
+    """What the text tower made of n captions [n, width] -> float32 [n, D]."""
+    return self._all(self._text, (features[r] for r in self._spans(len(features))), len(features))
+
+  def embed_image_features(self, features: np.ndarray) -> np.ndarray:
+    """What the image tower made of n pictures [n, width] -> float32 [n, D]."""
+    return self._all(self._image, (features[r] for r in self._spans(len(features))), len(features))
 
   def embed_pictures(self, batches, count: int, progress: bool = False) -> np.ndarray:
     """Batches of uint8 [≤ batch, size, size, 3], `count` pictures in all -> float32 [count, D]."""
@@ -48,7 +55,10 @@ class Encoder:
     batches = pipeline.image_batches(source, self.config.image.size, self._batch)
     return self.embed_pictures(batches, len(source), progress)
 
-  def _all(self, function, batches, count, name):
+  def _spans(self, count):
+    return (slice(i, i + self._batch) for i in range(0, count, self._batch))
+
+  def _all(self, function, batches, count, name=None):
     out, done = np.zeros((count, self.config.embedding_dim), np.float32), 0
     pending = collections.deque()  # one batch is computed while the next is made ready
     with tqdm(total=count, unit=f" {name}", disable=not name, file=sys.stdout, delay=2) as bar:
@@ -97,32 +107,39 @@ def restore(workdir, which: str = "best") -> Encoder:
   return out
 
 
-def embed(encoder: Encoder, source: pipeline.Source, progress: bool = False) -> Pairs:
-  """A split, embedded. Records with one image_id are one image, with the captions of all."""
-  captions = source.captions()
+def embed(
+  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, progress: bool = False
+) -> Pairs:
+  """A split, embedded. Records with one image_id are one image, with the captions of all.
+
+  `tables` are its features, where a frozen tower's were computed before (training/features.py).
+  """
+  captions, columns = source.captions(), source.columns("image_id", "text_ids")
   _, first, image_of_record = np.unique(
-    np.asarray(source.columns("image_id")["image_id"]), return_index=True, return_inverse=True
+    np.asarray(columns["image_id"]), return_index=True, return_inverse=True
   )
   record_of_text = np.repeat(np.arange(len(source)), [len(c) for c in captions])
   flat = [caption for record in captions for caption in record]
+  tables = tables or {}
+  if "text" in tables:
+    text_vectors = encoder.embed_text_features(tables["text"])[np.concatenate(columns["text_ids"])]
+  else:
+    text_vectors = encoder.embed_text(flat, progress)
+  if "image" in tables:
+    image_vectors = encoder.embed_image_features(tables["image"])
+  else:
+    image_vectors = encoder.embed_source(source, progress)
   relevant = None
   if "scene" in source.features:
     scenes = np.stack(source.columns("scene")["scene"])[first].astype(np.int8)
     relevant = lambda queries: shapes.relevance([flat[q] for q in queries], scenes)  # noqa: E731
-  image_names = caption_ids = None
-  if "file" in source.features:
-    names = source.columns("file", "caption_ids")
-    image_names = [names["file"][m].decode() for m in first]
-    caption_ids = [name.decode() for record in names["caption_ids"] for name in record]
   return Pairs(
-    text=encoder.embed_text(flat, progress),
-    image=encoder.embed_source(source, progress)[first],
+    text=text_vectors,
+    image=image_vectors[first],
     image_of_text=image_of_record[record_of_text].astype(np.int64),
     captions=flat,
     picture=lambda m: source.picture(first[m]),
     relevant=relevant,
-    image_names=image_names,
-    caption_ids=caption_ids,
   )
 
 

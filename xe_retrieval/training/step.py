@@ -53,7 +53,7 @@ def make(model, loss, optimizer, mesh):
         variables, batch["tokens"], batch["image"], train=True, rngs=rngs, mutable=["batch_stats"]
       )  # [B, D], [B, D]
       value = loss(text, image, text_id=batch["text_id"], image_id=batch["image_id"])
-      return value, updated.get("batch_stats", {})
+      return value, updated.get("batch_stats", state.batch_stats)  # none if no tower was run
 
     (value, batch_stats), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -1,0 +1,92 @@
+"""Cached features of frozen towers: the same training as without, and never a stale cache."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from xe_retrieval import train
+from xe_retrieval.data import pipeline, text
+from xe_retrieval.towers import dual_encoder
+from xe_retrieval.training import features, step
+
+ONE = jax.devices()[:1]
+
+
+@pytest.fixture
+def frozen(config, tmp_path):
+  config.data.name = "shapes/32"
+  config.text.freeze = config.image.freeze = "all"
+  return config
+
+
+def parts(config):
+  source = pipeline.Source(config.data.name, config.data.dir, "train")
+  tokenizer = text.train([c for r in source.captions() for c in r], 1000, config.text.tokens)
+  config.text.vocab_size = tokenizer.vocab_size
+  model = dual_encoder.from_config(config)
+  return model, step.init_variables(config, model), tokenizer, source
+
+
+def files(config):
+  return sorted(f.name for f in features._directory(config).iterdir())
+
+
+@pytest.mark.parametrize("tower", ["text", "image", "both"])
+def test_batches_hold_the_features_of_the_very_pairs(frozen, tower):
+  if tower != "both":
+    frozen["image" if tower == "text" else "text"].freeze = "none"
+  model, variables, tokenizer, source = parts(frozen)
+  tables = features.tables(frozen, model, variables, tokenizer, source)
+  assert set(tables) == ({"text", "image"} if tower == "both" else {tower})
+  plain = list(pipeline.train_batches(source, tokenizer, frozen))
+  for n, batch in enumerate(features.batches(source, tokenizer, frozen, tables)):
+    for key in ("image_id", "text_id"):
+      np.testing.assert_array_equal(batch[key], plain[n][key])
+    for name, field in (("text", "tokens"), ("image", "image")):
+      expected = plain[n][field]
+      if name in tables:
+        expected = model.apply(variables, expected, method=f"{name}_features")
+      np.testing.assert_allclose(batch[field], expected, rtol=1e-4, atol=1e-5)
+  later = features.batches(source, tokenizer, frozen, tables, start=2)
+  assert len(list(later)) == frozen.steps - 2
+
+
+def test_training_only_moves_the_projections_as_it_would_without_a_cache(frozen, tmp_path):
+  cached = jax.device_get(train.train(frozen, tmp_path / "cached", ONE))
+  model, variables, *_ = parts(frozen)
+  chex.assert_trees_all_equal(
+    cached.params["image"]["tower"], variables["params"]["image"]["tower"]
+  )
+  moved = cached.params["image"]["projection"]["kernel"]
+  assert np.abs(moved - variables["params"]["image"]["projection"]["kernel"]).max() > 1e-4
+  chex.assert_trees_all_equal(cached.batch_stats, variables["batch_stats"])
+  before = files(frozen)
+  assert len(before) == 4  # two towers, train and validation
+  frozen.seed, frozen.loss = 0, "sampled_softmax"
+  train.train(frozen, tmp_path / "again", ONE)
+  assert files(frozen) == before
+
+
+def test_anything_that_matters_makes_another_cache(frozen, tmp_path):
+  frozen.data.dir = str(tmp_path)
+  model, variables, tokenizer, source = parts(frozen)
+  tables = features.tables(frozen, model, variables, tokenizer, source)
+  assert len(files(frozen)) == 2
+  other = jax.tree.map(lambda x: x + 1e-3, variables)
+  changed = features.tables(frozen, model, other, tokenizer, source)
+  assert len(files(frozen)) == 4
+  assert (changed["image"] != tables["image"]).any()
+  frozen.image.size = 24
+  features.tables(frozen, model, variables, tokenizer, source)
+  assert len(files(frozen)) == 5
+  validation = pipeline.Source(frozen.data.name, frozen.data.dir, "validation")
+  assert validation.fingerprint() != source.fingerprint()
+  assert not [f for f in files(frozen) if f.endswith(".tmp")]
+
+
+def test_an_augmented_or_learning_tower_is_not_cached(frozen):
+  frozen.data.augment = "random_resized_crop"
+  assert features.cacheable(frozen) == {"text"}
+  frozen.text.freeze = "1"
+  assert features.cacheable(frozen) == set()
