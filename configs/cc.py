@@ -21,6 +21,9 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # mining of the top half is a numerical no-op, so 20 it is.
   config.scale = 20.0
   config.keep = 0.5  # share of negatives that the mining losses keep, in (0, 1]
+  # dense holds the score matrix; streaming gives the same numbers in memory linear in the batch,
+  # for batches in the thousands.
+  config.loss_implementation = "dense"
   config.embedding_dim = 128
 
   # ---- data ----

@@ -36,6 +36,7 @@ def test_every_loss_is_a_valid_argument_of_every_config(loss):
     ("keep", 0.0, r"config\.keep=0\.0 .* \(0, 1\]"),
     ("keep", 1.5, r"config\.keep=1\.5"),
     ("scale", -1.0, r"config\.scale=-1\.0 should be above 0"),
+    ("loss_implementation", "sparse", r"config\.loss_implementation='sparse' .* dense, streaming"),
     ("steps", 0, r"config\.steps=0 should be at least 1"),
     ("batch_size", 12, r"config\.batch_size=12 does not divide over 8 devices; 8 would"),
     ("data.augment", "flip", r"config\.data\.augment='flip' should be one of none"),

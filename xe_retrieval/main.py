@@ -1,4 +1,4 @@
-"""Train: python -m xe_retrieval.main --config=configs/cc.py:LOSS --workdir=DIR [--config.steps=…]"""
+"""Train: python -m xe_retrieval.main --config=configs/cc.py:LOSS --workdir=DIR [--config.…=…]"""
 
 import sys
 

@@ -19,6 +19,8 @@ def validate(config: ConfigDict, devices: int = 1) -> None:
   _require(config, "loss", config.loss in losses.names(), "one of " + ", ".join(losses.names()))
   _require(config, "keep", 0 < config.keep <= 1, "a share of the negatives in (0, 1]")
   _require(config, "scale", config.scale > 0, "above 0")
+  known, allowed = config.loss_implementation in losses.IMPLEMENTATIONS, losses.IMPLEMENTATIONS
+  _require(config, "loss_implementation", known, f"one of {', '.join(allowed)}")
   allowed = ", ".join(images.AUGMENTS)
   _require(config, "data.augment", config.data.augment in images.AUGMENTS, f"one of {allowed}")
   for tower in ("text", "image"):

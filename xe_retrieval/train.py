@@ -35,7 +35,7 @@ def train(config, workdir, devices=None) -> step.TrainState:
     s.split: features.tables(config, model, variables, tokenizer, s) for s in (source, validation)
   }
   optimizer = optimizers.make(config, variables["params"])
-  loss = losses.get(config.loss, scale=config.scale, keep=config.keep, mesh=mesh)
+  loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
   train_step = step.make(model, loss, optimizer, mesh)
   state = step.init(config, variables, optimizer, mesh)
 
