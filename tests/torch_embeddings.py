@@ -29,7 +29,7 @@ def main(exported, pooling, folder):
   resnet, loading = ResNetModel.from_pretrained(exported / "image", output_loading_info=True)
   assert not any(loading.values()), loading
   processor = AutoImageProcessor.from_pretrained(exported / "image")
-  pixels = processor(list(np.load(folder / "inputs.npz")["image"]), return_tensors="pt")
+  pixels = processor(list(np.load(folder / "pictures.npy")), return_tensors="pt")
   image = resnet(**pixels).pooler_output.flatten(1)
 
   embeddings = {}

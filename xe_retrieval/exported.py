@@ -147,7 +147,7 @@ def _functions(config, model, variables):
 
 def _readme(config, at):
   size = config.image.size
-  pooled = "[:, 0]" if config.text.pooling == "cls" else ", then mean over the tokens of the mask"
+  pooled = "[:, 0]" if config.text.pooling == "cls" else "mean over attention_mask"
   if config.image.stem == "imagenet":
     resnet = 'ResNetModel.from_pretrained("image")(pixel_values).pooler_output.flatten(1)'
   else:
@@ -168,7 +168,8 @@ embed_text = jax.export.deserialize(open("text.jax", "rb").read()).call
 
 # PyTorch: tokenizer(captions, padding=True, truncation=True); then projections, then unit norm
 from transformers import BertModel, ResNetModel
-BertModel.from_pretrained("text", add_pooling_layer=False)(**tokens).last_hidden_state  # {pooled}
+bert = BertModel.from_pretrained("text", add_pooling_layer=False)
+bert(**tokens).last_hidden_state  # then {pooled}
 {resnet}
 ```
 """
