@@ -106,3 +106,21 @@ def test_tokenizer_is_reproducible_and_spells_unknown_words(source, tokenizer, t
   assert (ids[2] != 0).all()  # cut at 20
   tokenizer.save(tmp_path)
   np.testing.assert_array_equal(text.load(tmp_path, 20)(words), ids)
+
+
+def test_tokens_are_those_of_the_library(tokenizer, tmp_path):
+  import transformers
+
+  tokenizer.save(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  random = np.random.default_rng(0)
+  letters = list("abcé ñ  ,.!'-#\t\n\u00a0\u3000犬猫Ωß\u0301[]0123456789") + [
+    "[MASK]",
+    "red",
+    "[CLS]",
+  ]
+  captions = ["", " ", "a  b ", "can't", "a small red circle"]
+  captions += ["".join(random.choice(letters, random.integers(60))) for _ in range(500)]
+  expected = theirs(captions, padding="max_length", truncation=True, max_length=20)["input_ids"]
+  np.testing.assert_array_equal(tokenizer(captions), expected)
+  np.testing.assert_array_equal(tokenizer(captions), expected)  # from memory

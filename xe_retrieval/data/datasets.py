@@ -50,12 +50,15 @@ class Shapes(_Quiet, tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version("1.0.0")
 
   def __init__(self, pairs: int = 20_000, seed: int = 0, **kwargs):
-    config = ShapesConfig(name=f"{pairs}_seed{seed}", train=pairs, seed=seed)
+    held_out = {"validation": min(pairs, 1_000), "test": min(pairs, 2_000)}
+    config = ShapesConfig(name=f"{pairs}_seed{seed}", train=pairs, seed=seed, **held_out)
     super().__init__(**{**kwargs, "config": config, "file_format": "array_record"})
 
   def _info(self):
     scene = tfds.features.Tensor(shape=(shapes.OBJECTS, 4), dtype=np.int64)
-    return self.dataset_info_from_configs(features=features(scene=scene), disable_shuffling=True)
+    return self.dataset_info_from_configs(
+      features=features("png", scene=scene), disable_shuffling=True
+    )
 
   def _split_generators(self, dl_manager):
     return {split: self._generate_examples(split) for split in SPLITS}
@@ -94,7 +97,8 @@ class _Prepared(_Quiet, tfds.core.dataset_builder.FileReaderBuilder, skip_regist
   def _info(self):
     text = tfds.features.Text()
     return self.dataset_info_from_configs(
-      features=features(file=text, caption_ids=tfds.features.Sequence(text)), disable_shuffling=True
+      features=features("jpeg", file=text, caption_ids=tfds.features.Sequence(text)),
+      disable_shuffling=True,
     )
 
   def _download_and_prepare(self, dl_manager, download_config=None):
@@ -167,11 +171,11 @@ def prepared(name: str, directory) -> _Prepared | None:
   return plain[name](data_dir=directory) if name in plain else None
 
 
-def features(**more) -> tfds.features.FeaturesDict:
+def features(encoding: str, **more) -> tfds.features.FeaturesDict:
   """The features that all data sets share, and `more`."""
   return tfds.features.FeaturesDict(
     {
-      "image": tfds.features.Image(shape=(None, None, 3)),
+      "image": tfds.features.Image(shape=(None, None, 3), encoding_format=encoding),
       "image_id": np.int64,
       "captions": tfds.features.Sequence(tfds.features.Text()),
       "text_ids": tfds.features.Sequence(np.int64),

@@ -1,4 +1,4 @@
-"""One picture file → bytes that the pipeline can decode, and a fingerprint; or why not."""
+"""One picture file → a JPEG that the pipeline can decode, and a fingerprint; or why not."""
 
 import io
 
@@ -17,10 +17,10 @@ cv2.setNumThreads(0)  # there is a process or thread per core already
 
 
 def check(data: bytes, max_side: int | None, max_pixels: int) -> tuple[bytes, bytes | None]:
-  """An encoded picture -> (JPEG or PNG of 8-bit grey or RGB, fingerprint).
+  """An encoded picture -> (JPEG in grey or RGB, fingerprint).
 
-  A file that is already that, upright and small enough, is kept to the byte. Without `max_side`
-  such a JPEG is not even decoded (only its head and end are looked at) and has no fingerprint.
+  A file that is already that, upright and small enough, is kept to the byte. Without `max_side` it
+  is not even decoded (only its head and end are looked at) and has no fingerprint.
   """
   if len(data) > MAX_BYTES:
     raise Rejected("over the pixel limit", f"more than {MAX_BYTES >> 20} MB")
@@ -62,9 +62,9 @@ def _check(data, max_side, max_pixels):
     raise Rejected("over the pixel limit", f"{width} x {height} pixels")
   small = max_side is None or max(width, height) <= max_side
   if small and _is_plain(image):
-    if max_side is None and image.format == "JPEG" and data.find(b"\xff\xd9", -4096) >= 0:
+    if max_side is None and data.find(b"\xff\xd9", -4096) >= 0:
       return data, None
-    image.draft("L", (32, 32))  # of a JPEG, all bytes are read but few pixels made
+    image.draft("L", (32, 32))  # all bytes are read, but few pixels made
     image.load()
     return data, fingerprint(image)
   if not small:
@@ -81,15 +81,9 @@ def _check(data, max_side, max_pixels):
 
 
 def _is_plain(image):
-  """Whether all decoders make the same 8-bit picture of it."""
-  if image.format == "JPEG":
-    return image.mode in ("L", "RGB") and image.getexif().get(0x0112, 1) == 1
-  bits = image.format == "PNG" and image.tile and image.tile[0].args  # "RGB;16B" is not plain
-  return bits in ("L", "RGB") and "transparency" not in image.info and not _is_animated(image)
-
-
-def _is_animated(image):
-  return getattr(image, "n_frames", 1) > 1
+  """Whether it is a JPEG of which all decoders make the same picture."""
+  plain = image.format == "JPEG" and image.mode in ("L", "RGB")
+  return plain and image.getexif().get(0x0112, 1) == 1
 
 
 def _upright_rgb(image):

@@ -8,6 +8,7 @@ processes, and after a resume, it holds the same pairs and the same crops.
 import collections
 import functools
 import hashlib
+import os
 from collections.abc import Iterator
 
 import jax
@@ -29,6 +30,7 @@ class Source:
       raise ValueError(f"{name} has no split {split!r}; it has {', '.join(builder.info.splits)}")
     self.name, self.split = name, split
     self.features = builder.info.features
+    self.kind = self.features["image"].encoding_format  # jpeg, png or None
     self._records = builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
@@ -103,7 +105,7 @@ def train_batches(
     draws.set_shape([rows])
     record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
     chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
-    encoded, box = _cut(record["image"], draws, config.data.augment, careful)
+    encoded, box = _cut(record["image"], draws, config.data.augment, careful and source)
     words = tf.gather(record["captions"], chosen, batch_dims=1)
     tokens = tf.numpy_function(tokenised, [words], tf.int32, stateful=False)
     batch = {
@@ -120,7 +122,9 @@ def train_batches(
 
   def dataset(start, stop, careful):
     data = tf.data.Dataset.range(start, stop).map(lambda step: pairs(step, careful)).prefetch(1)
-    return _decoded(data, config.image.size).batch(rows, drop_remainder=True).prefetch(2)
+    return (
+      _decoded(data, config.image.size, source.kind).batch(rows, drop_remainder=True).prefetch(2)
+    )
 
   yield from _surviving(dataset, start, config.steps, source)
 
@@ -156,12 +160,12 @@ def image_batches(source: Source, size: int, batch_size: int) -> Iterator[np.nda
     records = tf.numpy_function(read, [n], tf.string, stateful=False)
     records.set_shape([None])
     images = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
-    encoded, box = _cut(images, tf.zeros([0], tf.int64), "none", careful)
+    encoded, box = _cut(images, tf.zeros([0], tf.int64), "none", careful and source)
     return {"image": encoded, "box": box}
 
   def dataset(start, stop, careful):
     data = tf.data.Dataset.range(start, stop).map(lambda n: pictures(n, careful)).prefetch(1)
-    return _decoded(data, size).batch(batch_size).prefetch(2)
+    return _decoded(data, size, source.kind).batch(batch_size).prefetch(2)
 
   for batch in _surviving(dataset, 0, -(-len(source) // batch_size), source):
     yield batch["image"]
@@ -176,19 +180,20 @@ def _cut(encoded, draws, augment, careful):
     return images.centres(encoded)
 
   if careful:
-    encoded = tf.numpy_function(images.readable_or_grey, [encoded], tf.string, stateful=False)
+    check = lambda encoded: images.readable_or_grey(encoded, careful.kind)  # noqa: E731
+    encoded = tf.numpy_function(check, [encoded], tf.string, stateful=False)
     encoded.set_shape([None])
   box = tf.numpy_function(boxes, [encoded, draws], tf.int32, stateful=False)
   return encoded, tf.ensure_shape(box, [None, 4])
 
 
-def _decoded(data, size):
+def _decoded(data, size, kind):
   """Batches of encoded pictures -> one picture at a time, on all cores, in order."""
 
   def one(row):
-    return {**row, "image": images.decode(row["image"], row.pop("box"), size)}
+    return {**row, "image": images.decode(row["image"], row.pop("box"), size, kind)}
 
-  return data.unbatch().map(one, tf.data.AUTOTUNE, deterministic=True)
+  return data.unbatch().map(one, len(os.sched_getaffinity(0)), deterministic=True)
 
 
 def _surviving(dataset, start, stop, source):

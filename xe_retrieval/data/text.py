@@ -5,11 +5,13 @@ import hashlib
 import os
 
 import numpy as np
+import tokenizers
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # [PAD] is 0: the towers mask zeros
+_MOST_WORDS = 200_000  # that are remembered
 
 
 class Tokenizer:
@@ -19,17 +21,32 @@ class Tokenizer:
     if fast.pad_token_id != 0:
       raise ValueError(f"the tokenizer pads with id {fast.pad_token_id}; the text tower masks id 0")
     self._fast, self.tokens, self.vocab_size = fast, tokens, len(fast)
-    fast.backend_tokenizer.enable_truncation(tokens)
-    fast.backend_tokenizer.enable_padding(length=tokens, pad_id=0, pad_token=fast.pad_token)
+    self._pieces = fast.backend_tokenizer
+    self._pieces.no_padding()
+    self._pieces.no_truncation()
+    self._first, *self._last = self._pieces.encode("").ids  # [CLS], [SEP]
+    # BERT's way never joins what a space divides, so that known words need not be cut up again.
+    self._by_word = isinstance(
+      self._pieces.pre_tokenizer, tokenizers.pre_tokenizers.BertPreTokenizer
+    )
+    self._known = {}
 
   def __call__(self, captions: list[str]) -> np.ndarray:
-    encoded = self._fast.backend_tokenizer.encode_batch_fast(captions)  # no offsets into the text
-    return np.array([e.ids for e in encoded], np.int32).reshape(len(captions), self.tokens)
+    split = [caption.split(" ") if self._by_word else [caption] for caption in captions]
+    known = self._known = self._known if len(self._known) < _MOST_WORDS else {}
+    new = list(set().union(*split).difference(known))
+    encoded = self._pieces.encode_batch_fast(new, add_special_tokens=False)
+    known.update((word, pieces.ids) for word, pieces in zip(new, encoded, strict=True))
+    out = np.zeros((len(captions), self.tokens), np.int32)
+    room = self.tokens - 1 - len(self._last)
+    for row, words in zip(out, split, strict=True):
+      ids = [i for word in words for i in known[word]][:room]
+      row[: len(ids) + 1 + len(self._last)] = [self._first, *ids, *self._last]
+    return out
 
   def fingerprint(self) -> str:
-    """A hash of all that decides which ids a caption gets."""
-    state = f"{self.tokens} {self._fast.backend_tokenizer.to_str()}"
-    return hashlib.sha256(state.encode()).hexdigest()
+    """A hash of all that decides which ids a caption gets (names the cache of text features)."""
+    return hashlib.sha256(f"{self.tokens} {self._pieces.to_str()}".encode()).hexdigest()
 
   def save(self, directory) -> None:
     self._fast.save_pretrained(directory)
@@ -50,7 +67,6 @@ def train(captions: list[str], vocab_size: int, tokens: int) -> Tokenizer:
 
   (The trainer in `tokenizers` gives another vocabulary on every run; this one is reproducible.)
   """
-  import tokenizers
   import transformers
 
   pieces = tokenizers.BertWordPieceTokenizer(lowercase=True)
