@@ -216,7 +216,7 @@ def photos(random, count, height, width):
       large[..., channel] += np.asarray(layer) * 90 / 1.6**octave
   for _ in range(count):
     y, x = random.integers(0, 256, 2)
-    piece = large[y : y + height, x : x + width] + random.normal(0, 3, (height, width, 1))
+    piece = large[y : y + height, x : x + width] + random.normal(0, 5, (height, width, 1))
     out = io.BytesIO()
     Image.fromarray(piece.clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
     yield out.getvalue()

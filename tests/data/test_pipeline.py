@@ -1,10 +1,15 @@
 """Batch n is a function of (seed, n): after a resume, for any number of processes."""
 
+import io
+import tarfile
+
 import chex
 import numpy as np
 import pytest
+from PIL import Image
 
-from xe_retrieval.data import pipeline, shapes, text
+from xe_retrieval import prepare
+from xe_retrieval.data import images, pipeline, preparation, records, shapes, text
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +129,67 @@ def test_tokens_are_those_of_the_library(tokenizer, tmp_path):
   expected = theirs(captions, padding="max_length", truncation=True, max_length=20)["input_ids"]
   np.testing.assert_array_equal(tokenizer(captions), expected)
   np.testing.assert_array_equal(tokenizer(captions), expected)  # from memory
+
+
+def test_crops_are_within_the_picture_of_every_size_and_spread_over_it(source):
+  encoded = [source.picture(0)] * 2_000
+  draws = pipeline._hash(0, 0, np.arange(2_000))
+  y, x, height, width = images.random_crops(encoded, draws).T
+  assert min(y.min(), x.min()) == 0 and max((y + height).max(), (x + width).max()) == 64
+  area, aspect = height * width / 64**2, width / height
+  assert 0.19 < area.min() < 0.22 and 0.95 < area.max() <= 1.0 and 0.5 < area.mean() < 0.65
+  assert 0.7 < aspect.min() < 0.8 and 1.25 < aspect.max() < 1.4
+  np.testing.assert_array_equal(images.centres(encoded[:1]), [[0, 0, 64, 64]])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_sizes_are_read_from_the_head(kind, progressive):
+  out = io.BytesIO()
+  Image.new("RGB", (300, 20)).save(out, kind, progressive=progressive, icc_profile=b"x" * 70_000)
+  np.testing.assert_array_equal(images.centres([out.getvalue()]), [[0, 140, 20, 20]])
+
+
+def test_decoding_a_part_is_the_part_of_the_decoded():
+  y, x = np.mgrid[:50, :80]
+  image = Image.fromarray(np.stack([x * 3, y * 5, x + y], -1).astype(np.uint8))
+  for kind, tolerance in (("JPEG", 6), ("PNG", 0)):
+    out = io.BytesIO()
+    image.save(out, kind, **({"quality": 98, "subsampling": 0} if kind == "JPEG" else {}))
+    for known in (None, kind.lower()):
+      part = images.decode(out.getvalue(), np.array([7, 21, 32, 32], np.int32), 32, known).numpy()
+      exact = np.asarray(image)[7:39, 21:53].astype(int)
+      assert np.abs(part - exact).max() <= tolerance
+
+
+def test_a_broken_picture_is_shown_grey_and_ends_nothing(tmp_path, config, tokenizer):
+  pictures = []
+  for n in range(48):
+    out = io.BytesIO()
+    Image.new("RGB", (16, 16), (5 * n, 255 - 5 * n, 0)).save(out, "JPEG")
+    pictures.append(out.getvalue())
+  head = pictures[20].index(b"\xff\xc4")  # tables that no decoder accepts, found only by decoding
+  pictures[20] = pictures[20][:head] + b"\xff\xc4\x00\x13\x00" + b"\xff" * 16 + pictures[20][head:]
+  with tarfile.open(tmp_path / "0.tar", "w") as tar:
+    for n, picture in enumerate(pictures):
+      for name, content in ((f"{n:03d}.jpg", picture), (f"{n:03d}.txt", b"a red circle")):
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+  options = records.Options(None, shares=(("train", 1.0),))
+  preparation.run(prepare.webdataset([f"{tmp_path}/0.tar"], "broken"), tmp_path, options)
+  source = pipeline.Source("captions/broken", str(tmp_path), "train")
+  assert len(source) == 48
+  config.steps = 3
+  whole = batches(source, tokenizer, config)
+  shown = np.concatenate([b["image"] for b in whole])
+  grey = (np.abs(shown.astype(int) - 127) < 3).all((1, 2, 3))
+  assert len(shown) == 48 and grey.sum() == 1
+  chex.assert_trees_all_equal(batches(source, tokenizer, config, start=1), whole[1:])
+  assert [len(b) for b in pipeline.image_batches(source, 16, batch_size=40)] == [40, 8]
+
+
+def test_starting_late_costs_no_more_than_starting_early(source, tokenizer, config):
+  config.steps = 10**9
+  late = next(pipeline.train_batches(source, tokenizer, config, start=10**9 - 1))
+  assert late["image"].shape == (16, 16, 16, 3)

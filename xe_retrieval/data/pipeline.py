@@ -122,9 +122,8 @@ def train_batches(
 
   def dataset(start, stop, careful):
     data = tf.data.Dataset.range(start, stop).map(lambda step: pairs(step, careful)).prefetch(1)
-    return (
-      _decoded(data, config.image.size, source.kind).batch(rows, drop_remainder=True).prefetch(2)
-    )
+    data = _decoded(data, config.image.size, source.kind)
+    return data.batch(rows, drop_remainder=True).prefetch(2)
 
   yield from _surviving(dataset, start, config.steps, source)
 
