@@ -46,9 +46,18 @@ def ranks(images=1_000_000, queries=2048, repeats=2):
   def product(i):
     return np.matmul(text[i : i + 256], image.T, out=scores)
 
+  def tiled():  # into memory that stays in cache: the fastest bare product
+    tile = np.empty((512, 16384), np.float32)
+    for j in range(0, images, 16384):
+      for i in range(0, queries, 512):
+        n = len(image[j : j + 16384])
+        np.matmul(
+          text[i : i + 512], image[j : j + 16384].T, out=tile.ravel()[: 512 * n].reshape(512, n)
+        )
+
   ways = {
     "ours": lambda: ranks.text_to_image(text, image[:queries], own, image[queries:]),
-    "matrix product": lambda: [product(i).shape for i in blocks],
+    "matrix product": tiled,
     "… + argpartition": lambda: [
       np.argpartition(product(i), -100, axis=1)[:, -100:].copy() for i in blocks
     ],
