@@ -42,20 +42,21 @@ def positives(text, image, margin=None):  # [N, D], [N, D] -> cosines [N]
   return c
 
 
-def negatives(rows, columns):  # tuples of ids: [R], [C] -> bool [R, C]
+def negatives(rows, columns, real=None):  # tuples of ids [R], [C], bool [R] -> bool [R, C]
   """Pairs that share no id. A row shares its ids with itself, so the diagonal is never one."""
   negative = True
   for row, column in zip(rows, columns, strict=True):
     negative = negative & (row[:, None] != column[None, :])
-  return negative
+  return negative if real is None else negative & real[:, None]
 
 
 def scores(x, y, rows, columns, real=None):  # [R, D], [C, D], ids, ids, bool [R] -> [R, C]
-  """x @ y.T where the pair is a negative, −inf elsewhere."""
-  negative = negatives(rows, columns)
-  if real is not None:
-    negative &= real[:, None]
-  return jnp.where(negative, matmul(x, y.T), -jnp.inf)
+  """x @ y.T where the pair is a negative, −inf elsewhere.
+
+  The barrier keeps the product apart from what follows, so that all who look see the same bits.
+  """
+  product = lax.optimization_barrier(matmul(x, y.T))
+  return jnp.where(negatives(rows, columns, real), product, -jnp.inf)
 
 
 def matmul(x, y):

@@ -11,11 +11,12 @@ only multiplies them by the incoming scalar. That works because each W_ij is kno
 
   sigmoid, hinge   at once: W_ij = f'(s_ij − level_i)
   softmax, query   with its row: W_ij = σ(log Z_i − level_i) · exp(s_ij) / Z_i
-  softmax, batch   up to one number for the whole matrix: W_ij = Σ_i σ(log Z − level_i) · exp(s_ij) / Z,
-                   so exp(s_ij − h) is summed, h the highest score so far, and rescaled once at the end
+  softmax, batch   up to one number for the matrix: W_ij = exp(s_ij) · Σ_i σ(log Z − level_i) / Z;
+                   sums of exp(s_ij − highest score so far) are rescaled once at the end
 
-Nothing is recomputed, nothing of size N² exists. With `axis` a device sweeps its own rows against the
-gathered columns; its share of dy is summed and scattered back.
+Nothing is recomputed and nothing of size N² exists. With `axis` a device sweeps its own rows over
+the gathered columns; its share of dy is summed and scattered back. Mining (keep < 1) first finds
+the k-th largest score: see selection.py.
 """
 
 import functools

@@ -1,0 +1,165 @@
+"""The k-th largest score: bit-equal to np.partition, whatever the scores, on any devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from xe_retrieval.losses import exact, pairs, selection
+
+N, D = 192, 16
+
+
+@pytest.fixture(autouse=True)
+def small_strips(monkeypatch):
+  monkeypatch.setattr(pairs, "STRIP", 32)
+  monkeypatch.setattr(selection, "SAMPLE", 8)
+  monkeypatch.setattr(selection, "SLOTS", 4)
+
+
+def embeddings(kind):
+  random = np.random.default_rng(0)
+  x, y = random.normal(size=(2, N, D))
+  first = np.eye(1, D)
+  if kind == "tied":
+    x, y = np.ones_like(x), np.ones_like(y)
+  elif kind == "bimodal":
+    x, y = np.where(random.random((N, 1)) < 0.5, 1, -1) + 0.1 * x, 1 + 0.1 * y
+  elif kind == "row-correlated":
+    x, y = x + 3 * random.normal(size=(N, 1)) * first, 0.03 * y + 5 * first
+  elif kind == "column-correlated":
+    y, x = x + 3 * random.normal(size=(N, 1)) * first, 0.03 * y + 5 * first
+  elif kind == "nearly constant":
+    x, y = 1 + 1e-4 * x, 1 + 1e-4 * y
+  elif kind == "many zeros":
+    x *= random.random((N, 1)) < 0.3
+  elif kind == "sorted":
+    x, y = 0.1 * x + np.sort(x[:, :1], axis=0), 0.1 * y + np.sort(y[:, :1], axis=0)
+  length = np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9)
+  y /= np.linalg.norm(y, axis=1, keepdims=True)
+  ids = random.integers(0, N, N).astype(np.int32)
+  return (20 * x / length).astype(np.float32), y.astype(np.float32), (ids,)
+
+
+@jax.jit
+def scores_of(x, y, ids):
+  """The matrix itself, computed in the same strips."""
+
+  def strip(_, strip):
+    (x, row_ids), real = strip
+    return None, pairs.scores(x, y, row_ids, ids, real)
+
+  return jax.lax.scan(strip, None, pairs.strips((x, ids)))[1].reshape(-1, len(y))[: len(y)]
+
+
+@functools.cache
+def select(keep, devices):
+  if not devices:
+    return jax.jit(functools.partial(selection.kth_largest, keep=keep))
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((devices,), ("data",), auto, devices=jax.devices()[:devices])
+  local = functools.partial(selection.kth_largest, keep=keep, axis="data")
+  return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P()))
+
+
+def check(mined, scores, keep):
+  scores = scores[scores > -np.inf]
+  k = int(np.ceil(keep * len(scores)))
+  expected = -np.partition(-scores, k - 1)[k - 1]
+  assert mined.score == expected
+  above, equal = np.sum(scores > expected), np.sum(scores == expected)
+  assert number(mined.above) == above
+  assert number(mined.equal) == equal
+  np.testing.assert_allclose(above + mined.weight * equal, k, rtol=1e-6)
+
+
+def number(limbs):
+  return (int(limbs[0]) << exact.BITS) + int(limbs[1])
+
+
+KINDS = [
+  "normal",
+  "tied",
+  "bimodal",
+  "row-correlated",
+  "column-correlated",
+  "nearly constant",
+  "many zeros",
+  "sorted",
+]
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.01])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_scores(kind, keep):
+  batch = embeddings(kind)
+  check(select(keep, None)(*batch), np.asarray(scores_of(*batch)), keep)
+
+
+@pytest.mark.parametrize("keep", [1e-4, 0.999])
+def test_extreme_shares(keep):
+  batch = embeddings("normal")
+  check(select(keep, None)(*batch), np.asarray(scores_of(*batch)), keep)
+
+
+@pytest.mark.parametrize("kind", ["normal", "nearly constant", "many zeros"])
+def test_eight_devices(kind):
+  x, y, ids = embeddings(kind)
+  mined = select(0.5, 8)(x, y, ids)
+  rows = N // 8  # a device holds these rows: a matrix product of another shape may round otherwise
+  scores = [
+    pairs.scores(x[i : i + rows], y, (ids[0][i : i + rows],), ids) for i in range(0, N, rows)
+  ]
+  check(mined, np.concatenate(scores), 0.5)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.03])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows(kind, keep):
+  scores = np.asarray(scores_of(*embeddings(kind)))
+  score, weight = jax.jit(selection.kth_largest_of_rows, static_argnums=1)(scores, keep)
+  for row, found, share in zip(scores, score[:, 0], weight[:, 0], strict=True):
+    row = row[row > -np.inf]
+    k = int(np.ceil(keep * len(row)))
+    assert found == -np.partition(-row, k - 1)[k - 1]
+    np.testing.assert_allclose(np.sum(row > found) + share * np.sum(row == found), k, rtol=1e-6)
+
+
+def test_a_selection_that_does_not_agree_is_noticed():
+  x, y, ids = embeddings("normal")
+  mined = select(0.5, None)(x, y, ids)
+  scores = scores_of(x, y, ids)
+  assert selection.agrees(mined, selection.selected(scores, mined.score), None)
+  moved = scores.at[0, 0].set(mined.score)
+  assert not selection.agrees(mined, selection.selected(moved, mined.score), None)
+
+
+@pytest.mark.parametrize("pairs_", [0, 1, 2**31 - 1, 2**31, 46_341**2, 65_536**2, 10**6 * 10**6])
+@pytest.mark.parametrize(
+  "keep, p, q", [(0.5, 1, 2), (0.1, 1, 10), (1e-4, 1, 10_000), (2 / 3, 2, 3)]
+)
+def test_shares_of_more_than_32_bits(pairs_, keep, p, q):
+  limbs = jnp.array([pairs_ >> exact.BITS, pairs_ & exact.MASK], jnp.int32)
+  assert number(exact.share(limbs, keep)) == -(-pairs_ * p // q)
+
+
+def test_counts_of_more_than_32_bits():
+  columns = np.random.default_rng(0).integers(0, 70_000, 70_000)
+  total = int(columns.sum())
+  assert total > 2**31
+  counted = exact.count(jnp.asarray(columns, jnp.int32))
+  assert number(counted) == total
+  one = jnp.array([0, 1])
+  assert exact.at_least(counted, counted)
+  assert exact.at_least(counted + one, counted)
+  assert not exact.at_least(counted - one, counted)
+
+
+def test_integers_keep_the_order_of_floats():
+  values = np.array([-np.inf, -3e38, -1, -1e-30, 0, 1e-30, 1, 3e38, np.inf], np.float32)
+  integers = np.asarray(exact.to_int(values))
+  assert np.all(np.diff(integers.astype(np.int64)) > 0)
+  np.testing.assert_array_equal(exact.to_score(integers), values)
