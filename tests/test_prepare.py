@@ -76,6 +76,7 @@ def test_a_table_becomes_records_with_all_captions(tmp_path, photos):
   assert columns["file"] == [b"1.jpg", b"0.jpg"]
   assert columns["caption_ids"][0] == [b"1.jpg#0", b"1.jpg#1"]
   assert (manifest["kept"], manifest["rejected"]) == (4, {})
+  assert (len(data), data.pairs) == (2, 4)
   assert not (tmp_path / "out" / "unfinished").exists()
 
 

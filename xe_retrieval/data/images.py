@@ -52,7 +52,7 @@ def readable_or_grey(encoded, kind: str | None) -> np.ndarray:
 
   def check(data):
     try:
-      decode(data, centres([data])[0], 8, kind)
+      decode(data, np.array([0, 0, *_size(data)], np.int32), 8, kind)  # all of it
       return data
     except tf.errors.InvalidArgumentError:
       return _GREY[kind or "png"]
@@ -61,14 +61,7 @@ def readable_or_grey(encoded, kind: str | None) -> np.ndarray:
 
 
 def _jpeg(encoded, box):
-  return tf.io.decode_and_crop_jpeg(
-    encoded,
-    box,
-    channels=3,
-    fancy_upscaling=False,  # of colour only; a fifth of the time
-    try_recover_truncated=True,  # damage within a file is only damage to the picture
-    acceptable_fraction=0.0,
-  )
+  return tf.io.decode_and_crop_jpeg(encoded, box, channels=3)
 
 
 def _png(encoded, box):

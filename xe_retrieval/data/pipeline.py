@@ -8,6 +8,7 @@ processes, and after a resume, it holds the same pairs and the same crops.
 import collections
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 
@@ -22,7 +23,7 @@ import tensorflow_datasets as tfds  # isort: skip
 
 
 class Source:
-  """The records of one split, by number."""
+  """The records of one split, by number; `pairs` is how many captions they have in all."""
 
   def __init__(self, name: str, directory: str, split: str):
     builder = datasets.builder(name, directory)
@@ -34,6 +35,10 @@ class Source:
     self._records = builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
+
+    manifest = builder.data_path / "manifest.json"
+    parts = json.loads(manifest.read_text())["splits"] if manifest.exists() else {}
+    self.pairs = parts[split]["pairs"] if split in parts else len(self)
 
   def __len__(self) -> int:
     return len(self._records)
