@@ -90,10 +90,8 @@ def _pictures(name, captions, images, samples, rejections):
     raise ValueError(f"{name}: a name should be of letters, digits, _ and -; choose a --name")
   folder = archives.folder(images)
   size = min(max(len(samples) // 64, 256), 4096)  # not by processes: the shards are always the same
-  units = [
-    records.TableUnit(folder, samples[start : start + size])
-    for start in range(0, len(samples), size)
-  ]
+  parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+  units = [records.TableUnit(folder.part([s.file for s in part]), part) for part in parts]
   with open(captions, "rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
   made_from = {"captions": os.path.basename(captions), "sha256": digest}

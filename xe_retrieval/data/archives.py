@@ -3,6 +3,7 @@
 Nothing is extracted, and nothing outside the given folder or file is read.
 """
 
+import copy
 import glob
 import json
 import os
@@ -27,6 +28,9 @@ class Folder:
     self.root = os.path.realpath(directory)
     if not os.path.isdir(self.root):
       raise ValueError(f"--images={directory}: there is no such folder or tar file")
+
+  def part(self, names: list[str]) -> "Folder":
+    return self
 
   def read(self, name: str) -> bytes:
     """The bytes of a file, at most MAX_BYTES + 1; Rejected if there is none."""
@@ -57,6 +61,12 @@ class TarFolder:
       raise ValueError(f"--images={path}: should be a folder or an uncompressed tar: {e}") from e
     for name in list(self._members):  # images/1.jpg may be called 1.jpg, if only one is
       self._members.setdefault(name.rpartition("/")[2], self._members[name])
+
+  def part(self, names: list[str]) -> "TarFolder":
+    """Only these files, for a process that needs no others."""
+    out = copy.copy(self)
+    out._members = {name: self._members[name] for name in names if name in self._members}
+    return out
 
   def read(self, name: str) -> bytes:
     if name not in self._members:

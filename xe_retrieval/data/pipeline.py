@@ -197,7 +197,7 @@ def _decoded(data, size, kind):
   def one(row):
     return {**row, "image": images.decode(row["image"], row.pop("box"), size, kind)}
 
-  return data.unbatch().map(one, len(os.sched_getaffinity(0)), deterministic=True)
+  return data.unbatch().map(one, os.cpu_count(), deterministic=True)
 
 
 def _surviving(dataset, start, stop, source):
