@@ -32,19 +32,20 @@ def random_crops(encoded, draws) -> np.ndarray:
 
 
 def decode(encoded, box, size: int, kind: str | None = None):
-  """Part `box` of a picture, resized; string [], int32 [4] -> uint8 [size, size, 3].
+  """Part `box` of a picture, resized; string [], int32 [4] -> uint8 [size, size, 3]."""
+  return decode_all([encoded], [box], size, kind)[0]
 
-  `kind` is jpeg or png, None where only the file itself can tell.
+
+def decode_all(encoded: list, boxes: list, size: int, kind: str | None = None):
+  """Parts of n pictures, resized; n strings, n int32 [4] -> uint8 [n, size, size, 3].
+
+  `kind` is jpeg or png, None where only the files themselves can tell.
   """
-  if kind:
-    cut = {"jpeg": _jpeg, "png": _png}[kind](encoded, box)
-  else:
-    is_jpeg = tf.strings.substr(encoded, 0, 2) == b"\xff\xd8"
-    cut = tf.cond(is_jpeg, lambda: _jpeg(encoded, box), lambda: _png(encoded, box))
+  cuts = [_cut(*picture, kind) for picture in zip(encoded, boxes, strict=True)]
   # TensorFlow's own resizing takes as long as the decoding; OpenCV's a sixth.
-  resize = lambda image: pictures.resize(image, size, size)  # noqa: E731
-  resized = tf.numpy_function(resize, [cut], tf.uint8, stateful=False)
-  return tf.ensure_shape(resized, (size, size, 3))
+  resize = lambda *cuts: np.stack([pictures.resize(cut, size, size) for cut in cuts])  # noqa: E731
+  resized = tf.numpy_function(resize, cuts, tf.uint8, stateful=False)
+  return tf.ensure_shape(resized, (len(cuts), size, size, 3))
 
 
 def readable_or_grey(encoded, kind: str | None) -> np.ndarray:
@@ -58,6 +59,14 @@ def readable_or_grey(encoded, kind: str | None) -> np.ndarray:
       return _GREY[kind or "png"]
 
   return np.array([check(data) for data in encoded], object)
+
+
+def _cut(encoded, box, kind):
+  """string [], int32 [4] -> uint8 [height, width, 3]."""
+  if kind:
+    return {"jpeg": _jpeg, "png": _png}[kind](encoded, box)
+  is_jpeg = tf.strings.substr(encoded, 0, 2) == b"\xff\xd8"
+  return tf.cond(is_jpeg, lambda: _jpeg(encoded, box), lambda: _png(encoded, box))
 
 
 def _jpeg(encoded, box):

@@ -9,6 +9,7 @@ import collections
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 
@@ -127,8 +128,7 @@ def train_batches(
 
   def dataset(start, stop, careful):
     data = tf.data.Dataset.range(start, stop).map(lambda step: pairs(step, careful)).prefetch(1)
-    data = _decoded(data, config.image.size, source.kind)
-    return data.batch(rows, drop_remainder=True).prefetch(2)
+    return _decoded(data, config.image.size, source.kind, rows).prefetch(2)
 
   yield from _surviving(dataset, start, config.steps, source)
 
@@ -156,23 +156,23 @@ _PAIR = ("image", "image_id", "captions", "text_ids")
 def image_batches(source: Source, size: int, batch_size: int) -> Iterator[np.ndarray]:
   """Every picture of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short."""
 
-  def read(n):
-    rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
-    return np.array(source.read(rows), object)
+  def read(n):  # the last batch is filled up with its own last picture, and cut at the end
+    rows = np.arange(n * batch_size, (n + 1) * batch_size)
+    return np.array(source.read(np.minimum(rows, len(source) - 1)), object)
 
   def pictures(n, careful):
     records = tf.numpy_function(read, [n], tf.string, stateful=False)
-    records.set_shape([None])
+    records.set_shape([batch_size])
     images = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
     encoded, box = _cut(images, tf.zeros([0], tf.int64), "none", careful and source)
-    return {"image": encoded, "box": box}
+    return {"image": tf.ensure_shape(encoded, [batch_size]), "box": box}
 
   def dataset(start, stop, careful):
     data = tf.data.Dataset.range(start, stop).map(lambda n: pictures(n, careful)).prefetch(1)
-    return _decoded(data, size, source.kind).batch(batch_size).prefetch(2)
+    return _decoded(data, size, source.kind, batch_size).prefetch(2)
 
-  for batch in _surviving(dataset, 0, -(-len(source) // batch_size), source):
-    yield batch["image"]
+  for n, batch in enumerate(_surviving(dataset, 0, -(-len(source) // batch_size), source)):
+    yield batch["image"][: len(source) - n * batch_size]
 
 
 def _cut(encoded, draws, augment, careful):
@@ -191,13 +191,22 @@ def _cut(encoded, draws, augment, careful):
   return encoded, tf.ensure_shape(box, [None, 4])
 
 
-def _decoded(data, size, kind):
-  """Batches of encoded pictures -> one picture at a time, on all cores, in order."""
+def _decoded(data, size, kind, rows):
+  """Batches of `rows` encoded pictures -> batches of decoded ones, on all cores, in order."""
+  group = math.gcd(rows, 8)  # decoded at a time: a call of Python costs as much as resizing one
 
-  def one(row):
-    return {**row, "image": images.decode(row["image"], row.pop("box"), size, kind)}
+  def several(batch):
+    encoded, boxes = (tf.unstack(batch.pop(name), group) for name in ("image", "box"))
+    return {**batch, "image": images.decode_all(encoded, boxes, size, kind)}
 
-  return data.unbatch().map(one, os.cpu_count(), deterministic=True)
+  def grouped(batch):
+    return {k: tf.reshape(v, [rows // group, group, *v.shape[1:]]) for k, v in batch.items()}
+
+  def whole(batch):
+    return {k: tf.reshape(v, [rows, *v.shape[2:]]) for k, v in batch.items()}
+
+  data = data.map(grouped).unbatch().map(several, os.cpu_count(), deterministic=True)
+  return data.batch(rows // group, drop_remainder=True).map(whole)
 
 
 def _surviving(dataset, start, stop, source):
