@@ -82,6 +82,12 @@ def test_marks_the_truth_and_the_threshold(written):
   assert shown.tags["svg"] == 4
 
 
+def test_no_caption_is_shown_twice(written):
+  captions = written[0].read_text().split('<p class="caption">')[1:]
+  captions = [one.split("<span>")[0] for one in captions]
+  assert len(captions) > 8 and len(set(captions)) == len(captions)
+
+
 def test_tables_and_plots_are_files_too(written):
   path, found, _ = written
   rows = list(csv.DictReader((path.parent / "headline.csv").open()))

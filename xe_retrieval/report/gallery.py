@@ -11,56 +11,65 @@ PIXELS = 160  # longer side of a picture on the page
 
 
 def sections(pairs, evaluation, threshold):
-  """Pairs, Evaluation, cosine -> [{title, text, queries}] for the page."""
+  """Pairs, Evaluation, cosine -> [{title, text, queries}] for the page; no caption twice."""
   ranks, top = evaluation.ranks, evaluation.top
   own = np.einsum("qd,qd->q", pairs.text, pairs.image[pairs.image_of_text])
   confident = top >= threshold
-  return [
-    {
-      "title": title,
-      "text": text,
-      "queries": [_query(pairs, q, ranks[q], threshold) for q in chosen],
-    }
-    for title, text, chosen in (
-      (
-        "Found, and sure of it",
-        "The right image is first, with the highest scores of all.",
-        _pick(pairs, np.argsort(-own), ranks == 0),
-      ),
-      (
-        "Nothing relevant",
-        "The lowest best scores: a calibrated model can say that it has no answer. "
-        "Such captions tend to be vague.",
-        _pick(pairs, np.argsort(top), ~confident),
-      ),
-      (
-        "Wrong, and sure of it",
-        "Another image is first, above the threshold"
-        + (", and the caption is not true of it." if pairs.relevant else "."),
-        _pick(pairs, np.argsort(-top), confident & (ranks > 0), wrong=True),
-      ),
-      (
-        "Lost",
-        "The right image is furthest down the list.",
-        _pick(pairs, np.argsort(-ranks, kind="stable"), ranks >= RESULTS),
-      ),
-    )
-    if len(chosen)
-  ]
+  not_true = ", and the caption is not true of it" if pairs.relevant else ""
+  out, shown = [], set()
+  for title, text, order, allowed, wrong in (
+    (
+      "Found, and sure of it",
+      "The right image is first, with the highest scores of all.",
+      np.argsort(-own),
+      ranks == 0,
+      False,
+    ),
+    (
+      "Nothing relevant",
+      "The lowest best scores: a calibrated model can say that it has no answer. Such captions "
+      "tend to be vague.",
+      np.argsort(top),
+      ~confident,
+      False,
+    ),
+    (
+      "Wrong, and sure of it",
+      f"Another image is first, above the threshold{not_true}.",
+      np.argsort(-top),
+      confident & (ranks > 0),
+      True,
+    ),
+    (
+      "Lost",
+      "Of the other captions, those whose right image is furthest down the list.",
+      np.argsort(-ranks, kind="stable"),
+      ranks >= RESULTS,
+      False,
+    ),
+  ):
+    chosen = _pick(pairs, order[allowed[order]], shown, wrong)
+    if chosen:
+      queries = [_query(pairs, q, ranks[q], threshold) for q in chosen]
+      out.append({"title": title, "text": text, "queries": queries})
+  return out
 
 
-def _pick(pairs, order, allowed, wrong=False):
-  """The first few allowed queries with different captions."""
-  chosen, captions = [], set()
-  for q in order[allowed[order]]:
-    if pairs.captions[q] in captions:
+def _pick(pairs, order, shown, wrong):
+  """The first few queries whose captions are not in `shown`, which they join.
+
+  `wrong`: only those whose first image the caption is not true of, where that is known.
+  """
+  chosen = []
+  for q in order:
+    if pairs.captions[q] in shown:
       continue
     if wrong and pairs.relevant is not None:
       first = int(np.argmax(pairs.image @ pairs.text[q]))
       if pairs.relevant(np.array([q]))[0, first]:
         continue
     chosen.append(int(q))
-    captions.add(pairs.captions[q])
+    shown.add(pairs.captions[q])
     if len(chosen) == QUERIES:
       break
   return chosen
