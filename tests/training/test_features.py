@@ -1,12 +1,17 @@
 """Cached features of frozen towers: the same training as without, and never a stale cache."""
 
+import subprocess
+import sys
+
 import chex
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from xe_retrieval import train
-from xe_retrieval.data import pipeline, text
+from xe_retrieval.data import pipeline, shapes, text
+from xe_retrieval.retrieval import embed
 from xe_retrieval.towers import dual_encoder
 from xe_retrieval.training import features, step
 
@@ -32,8 +37,41 @@ def files(config):
   return sorted(f.name for f in features._directory(config).iterdir())
 
 
-@pytest.mark.parametrize("tower", ["text", "image", "both"])
-def test_batches_hold_the_features_of_the_very_pairs(frozen, tower):
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+  """A prepared table: one to three captions an image, ids that are hashes."""
+  root = tmp_path_factory.mktemp("table")
+  rows = ["split\timage\tcaption_id\tcaption"]
+  for i in range(20):
+    Image.fromarray(shapes.picture(shapes.scene(0, "train", i))).save(root / f"{i}.png")
+    split = "train" if i < 16 else "validation"
+    words = [f"{shapes.caption(0, 'train', i)} number {n}" for n in range(1 + i % 3)]
+    rows += [f"{split}\t{i}.png\t{i}.png#{n}\t{word}" for n, word in enumerate(words)]
+  (root / "captions.tsv").write_text("\n".join(rows))
+  flags = [f"--captions={root}/captions.tsv", f"--images={root}", f"--out={root}/out", "--name=t"]
+  command = [sys.executable, "-m", "xe_retrieval.prepare", *flags]
+  subprocess.run(command, check=True, capture_output=True)
+  return str(root / "out")
+
+
+def test_a_table_of_several_captions_trains_from_features_and_keeps_its_names(
+  frozen, table, tmp_path
+):
+  frozen.data.name, frozen.data.dir = "captions/t", table
+  train.train(frozen, tmp_path, ONE)
+  pairs = embed.embed(
+    embed.restore(tmp_path, "latest"), pipeline.Source("captions/t", table, "validation")
+  )
+  assert len(pairs.image) == 4 and len(pairs.text) == 8  # 2 + 3 + 1 + 2 captions
+  assert sorted(pairs.image_names) == ["16.png", "17.png", "18.png", "19.png"]
+  owners = [pairs.image_names[m] for m in pairs.image_of_text]
+  assert [name.partition("#")[0] for name in pairs.caption_ids] == owners
+
+
+@pytest.mark.parametrize("tower", ["text", "image", "both", "both of a table"])
+def test_batches_hold_the_features_of_the_very_pairs(frozen, table, tower):
+  if "table" in tower:
+    frozen.data.name, frozen.data.dir, tower = "captions/t", table, "both"
   if tower != "both":
     frozen["image" if tower == "text" else "text"].freeze = "none"
   model, variables, tokenizer, source = parts(frozen)

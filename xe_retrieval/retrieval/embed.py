@@ -114,7 +114,7 @@ def embed(
 
   `tables` are its features, where a frozen tower's were computed before (training/features.py).
   """
-  captions, columns = source.captions(), source.columns("image_id", "text_ids")
+  captions, columns = source.captions(), source.columns("image_id")
   _, first, image_of_record = np.unique(
     np.asarray(columns["image_id"]), return_index=True, return_inverse=True
   )
@@ -122,7 +122,7 @@ def embed(
   flat = [caption for record in captions for caption in record]
   tables = tables or {}
   if "text" in tables:
-    text_vectors = encoder.embed_text_features(tables["text"])[np.concatenate(columns["text_ids"])]
+    text_vectors = encoder.embed_text_features(tables["text"])
   else:
     text_vectors = encoder.embed_text(flat, progress)
   if "image" in tables:
@@ -133,6 +133,11 @@ def embed(
   if "scene" in source.features:
     scenes = np.stack(source.columns("scene")["scene"])[first].astype(np.int8)
     relevant = lambda queries: shapes.relevance([flat[q] for q in queries], scenes)  # noqa: E731
+  image_names = caption_ids = None
+  if "file" in source.features:
+    names = source.columns("file", "caption_ids")
+    image_names = [names["file"][m].decode() for m in first]
+    caption_ids = [name.decode() for record in names["caption_ids"] for name in record]
   return Pairs(
     text=text_vectors,
     image=image_vectors[first],
@@ -140,6 +145,8 @@ def embed(
     captions=flat,
     picture=lambda m: source.picture(first[m]),
     relevant=relevant,
+    image_names=image_names,
+    caption_ids=caption_ids,
   )
 
 

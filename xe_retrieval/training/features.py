@@ -29,7 +29,7 @@ def cacheable(config) -> set[str]:
 
 
 def tables(config, model, variables, tokenizer, source) -> dict[str, np.ndarray]:
-  """The cached features of a split, memory-mapped: `image` by record, `text` by text_id."""
+  """The cached features of a split, memory-mapped: `image` by record, `text` by caption."""
   out = {}
   for tower in sorted(cacheable(config)):
     path = (
@@ -44,32 +44,31 @@ def tables(config, model, variables, tokenizer, source) -> dict[str, np.ndarray]
 
 def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
   """The very pairs of `pipeline.train_batches`, with features where there are tables."""
-  if "image" not in tables:
-    for batch in pipeline.train_batches(source, tokenizer, config, start, process, processes):
-      yield {**batch, "tokens": tables["text"][batch["text_id"]]} if tables else batch
+  if not tables:
+    yield from pipeline.train_batches(source, tokenizer, config, start, process, processes)
     return
   columns = source.columns("image_id", "text_ids")
-  image_id, counts = (
-    np.asarray(columns["image_id"], np.int32),
-    [len(t) for t in columns["text_ids"]],
-  )
-  text_ids = np.concatenate(columns["text_ids"]).astype(np.int32)
-  first, counts = np.cumsum([0, *counts[:-1]]), np.asarray(counts)
+  counts = np.array([len(ids) for ids in columns["text_ids"]])  # captions of each record
+  first = np.cumsum(counts) - counts
+  image_ids = pipeline.int32(np.asarray(columns["image_id"]))
+  text_ids = pipeline.int32(np.concatenate(columns["text_ids"]))
+  choose = pipeline.choice(len(source), config, process, processes)
   text = tables["text"] if "text" in tables else tokenizer(_captions(source))
-  choice = pipeline.choice(len(source), config, process, processes)
+  if "image" not in tables:
+    pictures = pipeline.train_batches(source, tokenizer, config, start, process, processes)
   for step in range(start, config.steps):
-    records, draws = choice(step)
-    text_id = text_ids[first[records] + draws % counts[records]]
+    records, draws = choose(step)
+    captions = first[records] + draws % counts[records]
     yield {
-      "image": tables["image"][records],
-      "tokens": text[text_id],
-      "image_id": image_id[records],
-      "text_id": text_id,
+      "image": tables["image"][records] if "image" in tables else next(pictures)["image"],
+      "tokens": text[captions],
+      "image_id": image_ids[records],
+      "text_id": text_ids[captions],
     }
 
 
 def _compute(config, model, variables, tokenizer, source, tower):
-  """float32 [records or text ids, width]."""
+  """float32 [records or captions, width]."""
   if tower == "text":
     tokens = tokenizer(_captions(source))
     inputs = (tokens[i : i + BATCH] for i in range(0, len(tokens), BATCH))
@@ -90,12 +89,7 @@ def _compute(config, model, variables, tokenizer, source, tower):
 
 
 def _captions(source):
-  """Captions by text_id."""
-  columns = source.columns("captions", "text_ids")
-  out = {}
-  for captions, ids in zip(columns["captions"], columns["text_ids"], strict=True):
-    out.update(zip(ids, (c.decode("utf-8", "replace") for c in captions), strict=True))
-  return [out.get(i, "") for i in range(max(out) + 1)]
+  return [caption for captions in source.captions() for caption in captions]
 
 
 def _key(config, variables, tokenizer, source, tower):
