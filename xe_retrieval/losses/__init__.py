@@ -41,7 +41,7 @@ def get(name, scale=20.0, keep=0.5, implementation="dense", mesh=None, axis="dat
   def loss(text, image, text_id=None, image_id=None):
     if text.ndim != 2 or text.shape != image.shape:
       raise ValueError(f"text {text.shape} and image {image.shape} should both be [N, D]")
-    ids = tuple(x for x in (text_id, image_id) if x is not None)
+    ids = tuple(jnp.asarray(x) for x in (text_id, image_id) if x is not None)
     ids = ids or (jnp.arange(len(text), dtype=jnp.int32),)  # a row is no negative of itself
     text, image = pairs.normalize(text), pairs.normalize(image)
     if mesh is None:
