@@ -86,6 +86,16 @@ def test_padding_does_not_matter(tiny, pooling):
   assert np.isfinite(empty).all()
 
 
+def test_first_token_alone_is_the_same(tiny):
+  model = dual_encoder.from_config(tiny()).text.tower
+  _, variables = build(tiny())
+  apply = jax.jit(model.apply, static_argnames="first_only")
+  params = {"params": variables["params"]["text"]["tower"]}
+  all_tokens, first = (apply(params, TOKENS, first_only=only) for only in (False, True))
+  chex.assert_shape([all_tokens, first], [(4, 6, 16), (4, 1, 16)])
+  np.testing.assert_allclose(first[:, 0], all_tokens[:, 0], atol=1e-5)
+
+
 def test_dropout_only_in_training(tiny):
   apply, variables = build(tiny())
 

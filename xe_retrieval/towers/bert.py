@@ -28,7 +28,8 @@ class Bert(nn.Module):
   remat: bool = False
 
   @nn.compact
-  def __call__(self, tokens, token_types=None, train=False):  # int32 [B, T] -> [B, T, width]
+  def __call__(self, tokens, token_types=None, train=False, first_only=False):
+    """int32 [B, T] -> [B, T, width]; of the first token only, [B, 1, width], with less work."""
     if tokens.shape[1] > self.positions:
       raise ValueError(f"{tokens.shape[1]} tokens per text, but only {self.positions} positions")
     mask = tokens != 0  # [B, T]
@@ -48,10 +49,10 @@ class Bert(nn.Module):
     if self.frozen == 1:
       x = jax.lax.stop_gradient(x)
 
-    layer = nn.remat(Layer, static_argnums=(3,)) if self.remat else Layer
+    layer = nn.remat(Layer, static_argnums=(3, 4)) if self.remat else Layer
     for i, name in enumerate(self.parts()[1:], start=2):
       x = layer(self.heads, self.mlp, self.dropout, self.norm_eps, self.dtype, name=name)(
-        x, mask, train and self.frozen < i
+        x, mask, train and self.frozen < i, first_only and i == self.layers + 1
       )
       if self.frozen == i:
         x = jax.lax.stop_gradient(x)
@@ -95,7 +96,7 @@ class Layer(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x, mask, train):  # [B, T, width], bool [B, T]
+  def __call__(self, x, mask, train, first_only):  # [B, T, width], bool [B, T]
     width = x.shape[-1]
 
     def dense(features, name):
@@ -108,9 +109,10 @@ class Layer(nn.Module):
     def split(x):  # [B, T, width] -> [B, T, heads, width / heads]
       return x.reshape(*x.shape[:2], self.heads, width // self.heads)
 
-    query = split(dense(width, "query")(x))
     key = split(dense(width, "key")(x))
     value = split(dense(width, "value")(x))
+    x = x[:, :1] if first_only else x  # all tokens are looked at, the first one looks
+    query = split(dense(width, "query")(x))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     scores *= (width // self.heads) ** -0.5
     # A finite minimum: a text of nothing but padding attends evenly instead of yielding NaN.

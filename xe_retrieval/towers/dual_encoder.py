@@ -24,8 +24,9 @@ class TextEncoder(nn.Module):
 
   def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
     """What the projection sees; independent of it, so cacheable while the tower is frozen."""
-    x = self.tower(tokens, train=train).astype(jnp.float32)
-    if self.pooling == "cls":
+    cls = self.pooling == "cls"
+    x = self.tower(tokens, train=train, first_only=cls).astype(jnp.float32)
+    if cls:
       return x[:, 0]
     mask = (tokens != 0).astype(jnp.float32)[..., None]
     return (x * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
