@@ -43,7 +43,7 @@ def softmax(
   if scope == "batch":
     z = pairs.total(jnp.sum(z), axis)  # []
   log_z = high + jnp.log(jnp.where(z == 0, 1, z))
-  return _mean(jnp.where(z == 0, 0 * positive, jax.nn.softplus(log_z - positive)), axis)
+  return pairs.mean(jnp.where(z == 0, 0 * positive, jax.nn.softplus(log_z - positive)), axis)
 
 
 def sigmoid(text, image, ids, scale, axis=None):
@@ -52,7 +52,7 @@ def sigmoid(text, image, ids, scale, axis=None):
   positive = scale * pairs.positives(text, image)
   pull = jax.nn.softplus(-positive - SIGMOID_BIAS)  # [n]
   push = jnp.sum(jax.nn.softplus(scores + SIGMOID_BIAS), axis=1, where=negative)  # [n]
-  return _mean(pull + push, axis)
+  return pairs.mean(pull + push, axis)
 
 
 def triplet(text, image, ids, scale, axis=None):
@@ -60,7 +60,8 @@ def triplet(text, image, ids, scale, axis=None):
   scores, negative = _compare(text, image, ids, scale, axis)
   positive = scale * pairs.positives(text, image)
   hinge = jax.nn.relu(scale * HINGE_MARGIN + scores - positive[:, None])  # [n, N]
-  return _mean_over(hinge, negative, axis) + 0 * _mean(positive, axis)  # NaN stays NaN at N = 1
+  nothing = 0 * pairs.mean(positive, axis)  # or NaN, which stays NaN without negatives
+  return _mean_over(hinge, negative, axis) + nothing
 
 
 def contrastive(text, image, ids, scale, axis=None):
@@ -68,7 +69,7 @@ def contrastive(text, image, ids, scale, axis=None):
   scores, negative = _compare(text, image, ids, scale, axis)
   positive = scale * pairs.positives(text, image)
   push = jax.nn.relu(scores - scale * HINGE_MARGIN)  # [n, N]
-  return _mean(scale - positive, axis) + _mean_over(push, negative, axis)
+  return pairs.mean(scale - positive, axis) + _mean_over(push, negative, axis)
 
 
 def _compare(text, image, ids, scale, axis):
@@ -92,10 +93,6 @@ def _mined(scores, negative, scope, keep, axis):
   return jnp.where(scores > at, 1.0, jnp.where(scores == at, (k - above) / ties, 0.0))
 
 
-def _mean(x, axis):  # [n] -> []
-  return pairs.total(jnp.sum(x), axis) / pairs.total(x.size, axis)
-
-
 def _mean_over(x, where, axis):  # [n, N], bool [n, N] -> []
-  count = pairs.total(jnp.sum(where, dtype=jnp.float32), axis)
-  return pairs.total(jnp.sum(x, where=where), axis) / jnp.maximum(count, 1)
+  count = jnp.sum(jnp.sum(where, axis=1).astype(jnp.float32))  # by row: N² ones overflow int32
+  return pairs.total(jnp.sum(x, where=where), axis) / jnp.maximum(pairs.total(count, axis), 1)
