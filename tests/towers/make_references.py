@@ -37,6 +37,10 @@ FULL = {
   "resnet50_v1": ResNetConfig(downsample_in_bottleneck=True),
   "resnet50": ResNetConfig(),
   "resnet101": ResNetConfig(depths=[3, 4, 23, 3]),
+  "resnet152": ResNetConfig(depths=[3, 8, 36, 3]),
+  "resnet18": ResNetConfig(
+    layer_type="basic", hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2]
+  ),
   "resnet34": ResNetConfig(layer_type="basic", hidden_sizes=[64, 128, 256, 512]),
 }
 

@@ -126,6 +126,26 @@ def test_remat_changes_nothing(tiny):
   chex.assert_trees_all_close(plain, again, atol=1e-4)
 
 
+def test_remat_keeps_less_for_the_backward_pass(tiny):
+  def kept(config):
+    config.text.dropout = 0.0
+    model = dual_encoder.from_config(config)
+    variables = jax.eval_shape(model.init, jax.random.key(0), TOKENS, IMAGES)
+
+    def backward(params, stats):
+      def forward(params):
+        variables = {"params": params, "batch_stats": stats}
+        return model.apply(variables, TOKENS, IMAGES, train=True, mutable="batch_stats")
+
+      return jax.vjp(forward, params, has_aux=True)[1]  # a function; its leaves are what it holds
+
+    held = jax.eval_shape(backward, variables["params"], variables["batch_stats"])
+    return sum(x.size for x in jax.tree.leaves(held) if x.ndim > 2)
+
+  deep = {"text.layers": 6, "image.depths": (4, 4)}
+  assert kept(tiny(deep, remat=True)) < 0.4 * kept(tiny(deep))
+
+
 def test_running_statistics_follow_the_batch(tiny):
   _, _, stats = gradients(tiny())
   moved = jax.tree.map(lambda x: float(np.abs(x).max()), stats["image"]["tower"]["stem"]["norm"])

@@ -14,7 +14,8 @@ from xe_retrieval.towers import dual_encoder, pretrained
 HERE = pathlib.Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "weights"
 TINY = ["bert", "resnet_v1", "resnet_v15", "resnet_basic"]
-FULL = ["bert_base", "resnet50_v1", "resnet50", "resnet101", "resnet34"]
+RESNETS = ["resnet50_v1", "resnet50", "resnet101", "resnet152", "resnet18", "resnet34"]
+FULL = ["bert_base", *RESNETS]
 REAL = ["minilm-l6", "resnet50-imagenet"]
 
 torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
