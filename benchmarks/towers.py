@@ -38,7 +38,7 @@ def main():
   parser.add_argument("--only", default="", help="part of a row's name")
   args = parser.parse_args()
 
-  cpu_memory.keep()  # as in training; of use to PyTorch too
+  cpu_memory.keep()  # for both sides; training itself does not do it (yet)
   random = np.random.default_rng(0)
   tokens = random.integers(1, 30522, (args.batch, 32), dtype=np.int32)
   images = random.integers(0, 256, (args.batch, 224, 224, 3), dtype=np.uint8)
