@@ -1,6 +1,11 @@
 """Eight virtual CPU devices, one compilation cache, and a tiny config for all tests."""
 
+import os
 import pathlib
+
+# Collectives block a thread of XLA's pool, which has one per core or device: several programs at
+# once can starve each other and abort. So more threads, and one program at a time.
+os.environ["NPROC"] = "32"
 
 import jax
 import pytest
@@ -9,6 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
