@@ -48,6 +48,9 @@ def test_scann_with_a_tree_finds_the_neighbours(monkeypatch):
   exact = indexes.build(vectors, kind="exact")
   found = indexes.overlap(index.search_rows(queries, 10)[0], exact.search_rows(queries, 10)[0])
   assert found > 0.95
+  # Beyond ten it has to look at more candidates than it returns.
+  found = indexes.overlap(index.search_rows(queries, 100)[0], exact.search_rows(queries, 100)[0])
+  assert found > 0.9
   # More neighbours than a few leaves hold: the search widens instead of returning holes.
   rows, scores = index.search_rows(queries[:3], 2000)
   assert np.isfinite(scores).all()

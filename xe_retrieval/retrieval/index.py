@@ -15,8 +15,8 @@ from xe_retrieval.retrieval import tiles
 
 EXACT_BELOW = 20_000  # brute force answers as fast as one wishes
 TREE_FROM = 100_000  # below, hashing alone
-TARGET = 0.98  # of the true ten nearest, that a tuned index finds
-REORDER = 100  # candidates that get their exact score; as many as asked for if that is more
+TARGET = 0.975  # of the true ten nearest, that a tuned index finds
+REORDER = 60  # candidates that get their exact score, if that is enough; see _tune
 
 
 class Index:
@@ -62,7 +62,7 @@ def build(vectors, ids=None, kind="auto", queries=None):
   """[N, D], N ids (int or str; row numbers if None) -> Index.
 
   `kind`: auto (exact below EXACT_BELOW vectors), exact, scann. `queries` [Q, D] are a sample of
-  what will be asked: ScaNN searches as many leaves as it takes to find TARGET of their neighbours.
+  what will be asked: ScaNN looks as far as it takes to find TARGET of their neighbours.
   """
   vectors = tiles.embeddings("vectors", vectors)
   ids = _ids(ids, len(vectors))
@@ -74,12 +74,9 @@ def build(vectors, ids=None, kind="auto", queries=None):
     return Index(_Exact([vectors]), ids, kind, {})
   if kind != "scann":
     raise ValueError(f"index kind {kind!r} should be auto, exact or scann")
-  chosen = settings(len(vectors))
-  engine = _Scann.build(vectors, chosen)
-  if chosen["leaves"]:
-    chosen["leaves_to_search"] = _tuned(engine, vectors, queries, chosen)
-    engine.leaves_to_search = chosen["leaves_to_search"]
-  return Index(engine, ids, kind, chosen)
+  engine = _Scann.build(vectors, settings(len(vectors)))
+  _tune(engine, vectors, queries)
+  return Index(engine, ids, kind, engine.settings)
 
 
 def load(directory):
@@ -101,10 +98,22 @@ def load(directory):
 
 
 def settings(count):
-  """How ScaNN is built for that many vectors."""
+  """How ScaNN is built for that many vectors, before it is tuned to them."""
   tree = count >= TREE_FROM
   leaves = 2 * round(math.sqrt(count)) if tree else 0
-  return {"leaves": leaves, "soar": tree, "hash_block": 2, "anisotropic": 0.2, "reorder": REORDER}
+  return {
+    "leaves": leaves,
+    "leaves_to_search": leaves,
+    "soar": tree,
+    "hash_block": 2,
+    "anisotropic": 0.2,
+    "reorder": REORDER,
+  }
+
+
+def overlap(found, exact):
+  """Row numbers [Q, k] twice -> share of the exact ones that were found."""
+  return float((found[:, :, None] == exact[:, None, :]).any(axis=1).mean())
 
 
 class _Exact:
@@ -138,8 +147,8 @@ class _Exact:
 class _Scann:
   """A ScaNN searcher without its table of ids, which it would pickle."""
 
-  def __init__(self, searcher, leaves, leaves_to_search=None):
-    self.searcher, self.leaves, self.leaves_to_search = searcher, leaves, leaves_to_search
+  def __init__(self, searcher, settings):
+    self.searcher, self.settings = searcher, settings
 
   @classmethod
   def build(cls, vectors, chosen):
@@ -155,20 +164,19 @@ class _Scann:
     builder = builder.score_ah(
       chosen["hash_block"], anisotropic_quantization_threshold=chosen["anisotropic"]
     )
-    return cls(builder.reorder(chosen["reorder"]).build(), chosen["leaves"])
+    return cls(builder.reorder(chosen["reorder"]).build(), chosen)
 
   @classmethod
   def load(cls, directory, chosen):
-    searcher = _scann().load_searcher(str(directory))
-    return cls(searcher, chosen["leaves"], chosen.get("leaves_to_search"))
+    return cls(_scann().load_searcher(str(directory)), chosen)
 
-  def search(self, queries, k, leaves=None):
-    candidates = max(REORDER, k)
-    leaves = leaves or self.leaves_to_search
-    rows, scores = self.searcher.search_batched_parallel(queries, k, candidates, leaves)
-    if np.isnan(scores).any():  # these leaves hold fewer than k vectors
-      rows, scores = self.searcher.search_batched_parallel(queries, k, candidates, self.leaves)
-    return rows.astype(np.int64), scores
+  def search(self, queries, k):
+    candidates = max(self.settings["reorder"], 3 * k)
+    for leaves in (self.settings["leaves_to_search"], self.settings["leaves"]):
+      found = self.searcher.search_batched_parallel(queries, k, candidates, leaves or None)
+      if not np.isnan(found[1]).any():  # else these leaves hold fewer than k vectors: take all
+        break
+    return found[0].astype(np.int64), found[1]
 
   def add(self, vectors):
     # The searcher below the Python wrapper numbers on by itself where it gets no number.
@@ -186,24 +194,25 @@ def _scann():
   return scann_ops_pybind
 
 
-def _tuned(engine, vectors, queries, chosen):
-  """The fewest leaves that find TARGET of the ten nearest of the sample queries."""
-  random = np.random.default_rng(0)
+def _tune(engine, vectors, queries):
+  """The fewest candidates, then the fewest leaves, that find TARGET of the ten nearest."""
+  random, chosen = np.random.default_rng(0), engine.settings
   asked = vectors if queries is None else tiles.embeddings("queries", queries, vectors.shape[1])
   asked = asked[random.permutation(len(asked))[:500]]
   exact, _ = _Exact([vectors]).search(asked, 10)
+
+  def found():
+    return overlap(engine.search(asked, 10)[0], exact)
+
+  while found() < (1 + TARGET) / 2 and chosen["reorder"] < 16 * REORDER:  # with all leaves
+    chosen["reorder"] *= 2
   leaves = 10
   while leaves < chosen["leaves"]:
-    rows, _ = engine.search(asked, 10, leaves)
-    if overlap(rows, exact) >= TARGET:
-      return leaves
-    leaves = math.ceil(leaves * 1.25)
-  return chosen["leaves"]
-
-
-def overlap(found, exact):
-  """Row numbers [Q, k] twice -> share of the exact ones that were found."""
-  return float((found[:, :, None] == exact[:, None, :]).any(axis=1).mean())
+    chosen["leaves_to_search"] = leaves
+    if found() >= TARGET:
+      return
+    leaves = math.ceil(leaves * 1.1)
+  chosen["leaves_to_search"] = chosen["leaves"]
 
 
 def _ids(ids, count, start=0):
