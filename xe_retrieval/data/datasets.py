@@ -47,7 +47,8 @@ class _Quiet:
 class Shapes(_Quiet, tfds.core.GeneratorBasedBuilder):
   """Drawn scenes with captions whose truth for any scene is known."""
 
-  VERSION = tfds.core.Version("1.0.0")
+  VERSION = tfds.core.Version("2.0.0")
+  RELEASE_NOTES = {"2.0.0": "Another test split; train and validation are those of 1.0.0."}
 
   def __init__(self, pairs: int = 20_000, seed: int = 0, **kwargs):
     held_out = {"validation": min(pairs, 1_000), "test": min(pairs, 2_000)}

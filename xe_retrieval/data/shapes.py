@@ -36,6 +36,8 @@ BACKGROUND = (38, 42, 50)
 
 # Scenes are dealt out to the splits by their own hash, so no scene is in two splits.
 _SHARE = {"test": range(0, 4), "validation": range(4, 8), "train": range(8, 20)}
+# The first draw of the test split was looked at while the quickstart's settings were chosen.
+_DRAW = {"test": "test, second draw", "validation": "validation", "train": "train"}
 
 
 def scene(seed: int, split: str, index: int) -> np.ndarray:
@@ -73,7 +75,7 @@ def relevance(captions: list[str], scenes: np.ndarray) -> np.ndarray:
 
 
 def _generator(seed, split, index, purpose):
-  return np.random.default_rng([seed, zlib.crc32(f"{split}/{purpose}".encode()), index])
+  return np.random.default_rng([seed, zlib.crc32(f"{_DRAW[split]}/{purpose}".encode()), index])
 
 
 def _draw_scene(draw):
