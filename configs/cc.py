@@ -78,6 +78,19 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- numerics ----
   config.dtype = "float32"  # or bfloat16: compute only; parameters, norms and loss stay float32
   config.remat = False  # recompute activations in the backward pass to save memory
+  # Activations of only so many rows (global, over all devices) are alive at once, while the loss
+  # sees the whole batch; costs one more forward pass. 0: the whole batch. Gradients are the same,
+  # except that BatchNorm with batch_norm="sync" normalises by the statistics of a micro-batch.
+  config.micro_batch = 0
+  config.clip_norm = 0.0  # the gradient of all parameters is scaled down to this norm; 0: never
+  # Evaluation sees the running mean of the parameters, which forgets at this rate, as 0.999; 0: off
+  config.ema_decay = 0.0
+
+  # ---- devices ----
+  config.mesh = ConfigDict()
+  # Each device computes its share of the batch with a copy of everything. True: it holds only its
+  # part of parameters and optimiser states and fetches the others when they are needed (FSDP).
+  config.mesh.shard_parameters = False
 
   # ---- cadence, in steps ----
   config.log_every = 50

@@ -33,6 +33,15 @@ def validate(config: ConfigDict, devices: int = 1) -> None:
     raise ValueError(
       f"config.batch_size={config.batch_size} does not divide over {devices} devices; {near} would"
     )
+  micro = config.micro_batch
+  _require(config, "micro_batch", micro >= 0, "at least 0")
+  if micro and (config.batch_size % micro or micro % devices):
+    raise ValueError(
+      f"config.micro_batch={micro} should divide batch_size={config.batch_size} and be divisible "
+      f"by the {devices} device(s)"
+    )
+  _require(config, "clip_norm", config.clip_norm >= 0, "at least 0")
+  _require(config, "ema_decay", 0 <= config.ema_decay < 1, "in [0, 1)")
   dual_encoder.from_config(config)  # the towers check their own fields
 
 

@@ -6,11 +6,11 @@ import time
 import jax
 from etils import epath
 
-from xe_retrieval import losses, settings
+from xe_retrieval import settings
 from xe_retrieval.data import pipeline, text
 from xe_retrieval.retrieval import embed, metrics
-from xe_retrieval.towers import dual_encoder, pretrained
-from xe_retrieval.training import features, optimizers, step
+from xe_retrieval.towers import pretrained
+from xe_retrieval.training import build, features, step
 from xe_retrieval.training import mesh as mesh_lib
 from xe_retrieval.training.checkpoints import Checkpoints
 from xe_retrieval.training.logs import Log
@@ -29,15 +29,13 @@ def train(config, workdir, devices=None) -> step.TrainState:
     config.text.vocab_size = tokenizer.vocab_size
   _claim(workdir, config, tokenizer)
 
-  model = dual_encoder.from_config(config)
+  built = build.build(config, mesh)
+  model, train_step = built.model, built.train_step
   variables = pretrained.load(config, step.init_variables(config, model))
   tables = {
     s.split: features.tables(config, model, variables, tokenizer, s) for s in (source, validation)
   }
-  optimizer = optimizers.make(config, variables["params"])
-  loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
-  train_step = step.make(model, loss, optimizer, mesh)
-  state = step.init(config, variables, optimizer, mesh)
+  state = step.init(config, variables, built.optimizer, mesh)
 
   checkpoints = Checkpoints(workdir, config.keep_checkpoints)
   start = checkpoints.latest() or 0

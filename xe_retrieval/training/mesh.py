@@ -1,4 +1,4 @@
-"""The devices as one axis named `data`."""
+"""The devices as one axis named `data`, and what lies where on them."""
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -20,3 +20,19 @@ def rows(mesh: Mesh) -> NamedSharding:
 def everywhere(mesh: Mesh) -> NamedSharding:
   """Arrays of which every device holds a copy."""
   return NamedSharding(mesh, PartitionSpec())
+
+
+def spread(mesh: Mesh, tree):
+  """A sharding for each array of a tree: its longest axis that divides over the devices (FSDP).
+
+  What is small, or divides nowhere, has a copy on every device.
+  """
+
+  def choose(x):
+    axes = [i for i, n in enumerate(x.shape) if n % mesh.size == 0]
+    if x.size < 1024 or not axes:
+      return everywhere(mesh)
+    longest = max(axes, key=lambda i: x.shape[i])
+    return NamedSharding(mesh, PartitionSpec(*[None] * longest, AXIS))
+
+  return jax.tree.map(choose, tree)

@@ -10,7 +10,7 @@ OPTIMIZERS = ("adamw", "sgd")
 
 def make(config, params) -> optax.GradientTransformation:
   """`optax.multi_transform` over the labels text, image and frozen, which cover every parameter."""
-  return optax.multi_transform(
+  towers = optax.multi_transform(
     {
       "text": _tower(config.text, config.steps),
       "image": _tower(config.image, config.steps),
@@ -18,6 +18,9 @@ def make(config, params) -> optax.GradientTransformation:
     },
     labels(config, params),
   )
+  if not config.clip_norm:
+    return towers
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), towers)
 
 
 def labels(config, params):
