@@ -41,6 +41,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   text.tokens = 32  # captions are cut and padded to this
   text.pooling = "cls"  # or mean
   text.dropout = 0.1
+  text.feature_dropout = 0.0  # of what the tower gives, before the projection
   text.trunk = 0  # width of one residual layer before the projection; 0: the paper's plain one
   # The architecture; a pretrained tower brings its own.
   text.vocab_size = 30_522
@@ -60,6 +61,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   image.freeze = "none"
   image.size = 224
   image.trunk = 0
+  image.feature_dropout = 0.0
   image.batch_norm = "sync"  # statistics of the global batch; or frozen: running statistics
   image.depths = (3, 4, 6, 3)
   image.widths = (256, 512, 1_024, 2_048)

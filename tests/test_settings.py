@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from configs import cc, quickstart
+from configs import cc, flickr8k, quickstart
 from tests.conftest import ROOT
 from xe_retrieval import losses, settings
 
@@ -25,7 +25,7 @@ def test_the_papers_recipe_to_the_letter():
 
 @pytest.mark.parametrize("loss", losses.names())
 def test_every_loss_is_a_valid_argument_of_every_config(loss):
-  for module in (cc, quickstart):
+  for module in (cc, quickstart, flickr8k):
     settings.validate(module.get_config(loss))
 
 
@@ -37,6 +37,7 @@ def test_every_loss_is_a_valid_argument_of_every_config(loss):
     ("keep", 1.5, r"config\.keep=1\.5"),
     ("scale", -1.0, r"config\.scale=-1\.0 should be above 0"),
     ("loss_implementation", "sparse", r"config\.loss_implementation='sparse' .* dense, streaming"),
+    ("text.feature_dropout", 1.0, r"config\.text\.feature_dropout=1\.0 should be a share in"),
     ("steps", 0, r"config\.steps=0 should be at least 1"),
     ("batch_size", 12, r"config\.batch_size=12 does not divide over 8 devices; 8 would"),
     ("data.augment", "flip", r"config\.data\.augment='flip' should be one of none"),

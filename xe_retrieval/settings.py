@@ -28,6 +28,8 @@ def validate(config: ConfigDict, devices: int = 1) -> None:
     known = config[tower].optimizer in optimizers.OPTIMIZERS
     _require(config, f"{tower}.optimizer", known, f"one of {allowed}")
     _require(config, f"{tower}.learning_rate", config[tower].learning_rate >= 0, "at least 0")
+    drops = config[tower].feature_dropout
+    _require(config, f"{tower}.feature_dropout", 0 <= drops < 1, "a share in [0, 1)")
   if config.batch_size % devices:
     near = max(config.batch_size // devices, 1) * devices
     raise ValueError(

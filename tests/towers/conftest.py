@@ -24,6 +24,7 @@ def tiny():
           mlp=32,
           pooling="cls",
           dropout=0.1,
+          feature_dropout=0.0,
           freeze="none",
         ),
         image=dict(

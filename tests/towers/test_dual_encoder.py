@@ -220,3 +220,19 @@ def test_too_many_tokens(tiny):
   apply, variables = build(tiny())
   with pytest.raises(ValueError, match="7 tokens per text, but only 6 positions"):
     apply(variables, np.ones((1, 7), np.int32), method="embed_text")
+
+
+def test_dropout_of_features_is_for_training_only(tiny):
+  config = tiny()
+  config.text.dropout, config.text.feature_dropout = 0.0, 0.5
+  model = dual_encoder.from_config(config)
+  _, variables = build(config)
+  features = jnp.ones([64, config.text.width])
+  embed = lambda train: model.apply(  # noqa: E731
+    variables, features, train, method="embed_text", rngs={"dropout": jax.random.key(1)}
+  )
+  kernel = variables["params"]["text"]["projection"]["kernel"]
+  np.testing.assert_allclose(embed(False), features @ kernel, rtol=1e-5, atol=1e-6)
+  dropped = embed(True)
+  assert np.abs(dropped - dropped[0]).max() > 0  # each row loses other features
+  np.testing.assert_allclose(dropped.mean(0), kernel.sum(0), atol=1.0)

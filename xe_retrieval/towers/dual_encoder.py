@@ -15,12 +15,13 @@ class TextEncoder(nn.Module):
   embedding_dim: int
   pooling: str = "cls"  # or "mean", over the tokens that are not padding
   trunk: int = 0  # see Head
+  dropout: float = 0.0  # of the features
 
   def setup(self):
-    self.projection = Head(self.embedding_dim, self.trunk)
+    self.projection = Head(self.embedding_dim, self.trunk, self.dropout)
 
   def __call__(self, tokens, train=False):  # int32 [B, T], or their features -> float32 [B, D]
-    return self.projection(_features(self, tokens, train))
+    return self.projection(_features(self, tokens, train), train)
 
   def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
     """What the projection sees; independent of it, so cacheable while the tower is frozen."""
@@ -40,12 +41,13 @@ class ImageEncoder(nn.Module):
   mean: tuple[float, ...]  # per channel, pixels in 0..1
   std: tuple[float, ...]
   trunk: int = 0  # see Head
+  dropout: float = 0.0  # of the features
 
   def setup(self):
-    self.projection = Head(self.embedding_dim, self.trunk)
+    self.projection = Head(self.embedding_dim, self.trunk, self.dropout)
 
   def __call__(self, image, train=False):  # uint8 [B, H, W, 3], or its features -> float32 [B, D]
-    return self.projection(_features(self, image, train))
+    return self.projection(_features(self, image, train), train)
 
   def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
     """What the projection sees; independent of it, so cacheable while the tower is frozen."""
@@ -58,9 +60,11 @@ class Head(nn.Module):
 
   embedding_dim: int
   trunk: int = 0
+  dropout: float = 0.0
 
   @nn.compact
-  def __call__(self, x):  # float32 [B, width] -> float32 [B, D]
+  def __call__(self, x, train=False):  # float32 [B, width] -> float32 [B, D]
+    x = nn.Dropout(self.dropout)(x, deterministic=not train)
     if self.trunk:
       y = nn.gelu(nn.Dense(self.trunk, name="trunk_in")(nn.LayerNorm(name="trunk_norm")(x)))
       x = x + nn.Dense(x.shape[-1], kernel_init=nn.initializers.zeros, name="trunk_out")(y)
@@ -135,9 +139,15 @@ def from_config(config):
       config.embedding_dim,
       _one_of(text, "pooling", "cls", "mean", of="text."),
       text.get("trunk", 0),
+      text.get("feature_dropout", 0.0),
     ),
     image=ImageEncoder(
-      resnet, config.embedding_dim, tuple(image.mean), tuple(image.std), image.get("trunk", 0)
+      resnet,
+      config.embedding_dim,
+      tuple(image.mean),
+      tuple(image.std),
+      image.get("trunk", 0),
+      image.get("feature_dropout", 0.0),
     ),
   )
 
