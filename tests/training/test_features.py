@@ -120,7 +120,39 @@ def test_anything_that_matters_makes_another_cache(frozen, tmp_path):
   assert len(files(frozen)) == 5
   validation = pipeline.Source(frozen.data.name, frozen.data.dir, "validation")
   assert validation.fingerprint() != source.fingerprint()
-  assert not [f for f in files(frozen) if f.endswith(".tmp")]
+  assert all(f.endswith(".npy") for f in files(frozen))
+
+
+def test_an_interrupted_table_goes_on_where_it_was(frozen, tmp_path, monkeypatch):
+  frozen.data.dir = str(tmp_path)
+  monkeypatch.setattr(features, "BATCH", 1)
+  model, variables, tokenizer, source = parts(frozen)
+  arguments = (frozen, model, variables, tokenizer, source)
+  whole = np.array(features.tables(*arguments)["image"])
+  (path,) = [p for p in features._directory(frozen).iterdir() if "image" in p.name]
+  path.unlink()
+
+  real = pipeline.image_batches
+
+  def interrupted(*arguments):
+    for n, batch in enumerate(real(*arguments)):
+      if n == 20:
+        raise KeyboardInterrupt
+      yield batch
+
+  monkeypatch.setattr(pipeline, "image_batches", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    features.tables(*arguments)
+  part = path.with_suffix(".part")
+  assert path.with_suffix(".batches").read_text() == "16" and not path.exists()
+  table = np.lib.format.open_memmap(part, "r+")
+  table[3] = 7  # it is not computed again, so this stays
+  table.flush()
+  monkeypatch.setattr(pipeline, "image_batches", real)
+  found = features.tables(*arguments)["image"]
+  assert (found[3] == 7).all()
+  np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(whole, 3, 0))
+  assert {p.suffix for p in path.parent.iterdir()} == {".npy"}
 
 
 def test_an_augmented_or_learning_tower_is_not_cached(frozen):

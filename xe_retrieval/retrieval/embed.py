@@ -125,10 +125,7 @@ def embed(
     text_vectors = encoder.embed_text_features(tables["text"])
   else:
     text_vectors = encoder.embed_text(flat, progress)
-  if "image" in tables:
-    image_vectors = encoder.embed_image_features(tables["image"])
-  else:
-    image_vectors = encoder.embed_source(source, progress)
+  image_vectors = images(encoder, source, tables, progress)
   relevant = None
   if "scene" in source.features:
     scenes = np.stack(source.columns("scene")["scene"])[first].astype(np.int8)
@@ -148,6 +145,13 @@ def embed(
     image_names=image_names,
     caption_ids=caption_ids,
   )
+
+
+def images(encoder, source, tables: dict, progress: bool = False) -> np.ndarray:
+  """Every picture of a split, in order, from its features if there are any -> float32 [M, D]."""
+  if "image" in tables:
+    return encoder.embed_image_features(tables["image"])
+  return encoder.embed_source(source, progress)
 
 
 def _unit(x):  # [B, D] -> [B, D]

@@ -7,7 +7,6 @@ into input. Change any of them and it is another file; later runs, seeds and los
 
 import hashlib
 import json
-import os
 import sys
 
 import jax
@@ -16,6 +15,7 @@ from etils import epath
 from tqdm import tqdm
 
 from xe_retrieval.data import pipeline
+from xe_retrieval.towers import dual_encoder
 
 BATCH = 64
 
@@ -28,18 +28,26 @@ def cacheable(config) -> set[str]:
   )
 
 
-def tables(config, model, variables, tokenizer, source) -> dict[str, np.ndarray]:
+def tables(
+  config, model, variables, tokenizer, source, towers=("image", "text")
+) -> dict[str, np.ndarray]:
   """The cached features of a split, memory-mapped: `image` by record, `text` by caption."""
   out = {}
-  for tower in sorted(cacheable(config)):
+  for tower in sorted(cacheable(config) & set(towers)):
     path = (
       _directory(config)
       / f"{source.split}-{tower}-{_key(config, variables, tokenizer, source, tower)}.npy"
     )
     if not path.exists():
-      _write(path, _compute(config, model, variables, tokenizer, source, tower))
+      _compute(path, config, model, variables, tokenizer, source, tower)
     out[tower] = np.load(path, mmap_mode="r", allow_pickle=False)
   return out
+
+
+def of(encoder, source, towers=("image", "text")) -> dict[str, np.ndarray]:
+  """The same for a trained model: no tower that was frozen is run again on a split it has seen."""
+  model = dual_encoder.from_config(encoder.config)
+  return tables(encoder.config, model, encoder.variables, encoder.tokenizer, source, towers)
 
 
 def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
@@ -67,42 +75,67 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
     }
 
 
-def _compute(config, model, variables, tokenizer, source, tower):
-  """float32 [records or captions, width]."""
+def _compute(path, config, model, variables, tokenizer, source, tower):
+  """Writes float32 [records or captions, width]; interrupted, the next call goes on from there."""
+  run = jax.jit(lambda v, x: model.apply(v, x, method=f"{tower}_features"))
   if tower == "text":
-    tokens = tokenizer(_captions(source))
-    inputs = (tokens[i : i + BATCH] for i in range(0, len(tokens), BATCH))
-    count, method = len(tokens), "text_features"
+    captions = _captions(source)
+    inputs, count, width = _by_length(tokenizer(captions)), len(captions), config.text.width
   else:
-    inputs = pipeline.image_batches(source, config.image.size, BATCH)
-    count, method = len(source), "image_features"
-  run = jax.jit(lambda v, x: model.apply(v, x, method=method))
-  out = []
+    inputs = _numbered(pipeline.image_batches(source, config.image.size, BATCH))
+    count, width = len(source), config.image.widths[-1]
+  part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
+  done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
+  mode = "r+" if done else "w+"
+  table = np.lib.format.open_memmap(part, mode, np.float32, (count, width))
   with tqdm(
     total=count, desc=f"{tower} features of {source.split}", file=sys.stdout, delay=2
   ) as bar:
-    for batch in inputs:
-      padded = np.pad(batch, [(0, BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1))
-      out.append(np.asarray(run(variables, padded))[: len(batch)])
+    for n, (rows, batch) in enumerate(inputs):
+      if n >= done:
+        padded = np.pad(batch, [(0, BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1))
+        table[rows] = np.asarray(run(variables, padded))[: len(batch)]
+        if n % 8 == 7:
+          table.flush()
+          finished.write_text(str(n + 1))
       bar.update(len(batch))
-  return np.concatenate(out)
+  table.flush()
+  part.rename(path)  # a table under its own name is complete
+  finished.unlink(missing_ok=True)
+
+
+def _numbered(batches):
+  """(their numbers, pictures) batch by batch."""
+  done = 0
+  for batch in batches:
+    yield slice(done, done + len(batch)), batch
+    done += len(batch)
+
+
+def _by_length(tokens):  # int32 [n, T]
+  """(their numbers, tokens [≤ BATCH, t]): short captions first, t no longer than they need."""
+  lengths = np.count_nonzero(tokens, axis=1)
+  order = np.argsort(lengths, kind="stable")
+  for start in range(0, len(tokens), BATCH):
+    rows = order[start : start + BATCH]
+    longest = min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])
+    yield rows, tokens[rows, :longest]
 
 
 def _captions(source):
   return [caption for captions in source.captions() for caption in captions]
 
 
+# Fields of a tower that its features do not depend on: where the weights lie (they are hashed
+# themselves), what comes after the features, and how the rest learns.
+_APART = ("pretrained", "dropout", "feature_dropout", "trunk", "learning_rate")
+_APART += ("end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
+
+
 def _key(config, variables, tokenizer, source, tower):
   digest = hashlib.sha256()
-  settings = dict(config[tower].to_dict(), dtype=config.dtype)
-  for learning in (
-    "learning_rate",
-    "end_learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "optimizer",
-  ):
-    settings.pop(learning)
+  settings = {k: v for k, v in config[tower].to_dict().items() if k not in _APART}
+  settings["dtype"] = config.dtype
   digest.update(json.dumps([settings, source.fingerprint()], sort_keys=True).encode())
   if tower == "text":
     digest.update(tokenizer.fingerprint().encode())
@@ -117,11 +150,3 @@ def _directory(config):
   out = epath.Path(config.data.dir or "~/tensorflow_datasets").expanduser() / "features"
   out.mkdir(parents=True, exist_ok=True)
   return out
-
-
-def _write(path, table):
-  """All or nothing: a table under its own name is complete."""
-  unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-  with unfinished.open("wb") as f:
-    np.save(f, table)
-  unfinished.rename(path)
