@@ -13,24 +13,37 @@ from xe_retrieval import command_line
 
 
 def evaluate(
-  workdir, split="test", out="", dataset="", distractors=(), index="exact", judgements=()
+  workdir,
+  split="test",
+  out="",
+  dataset="",
+  distractors=(),
+  index="exact",
+  judgements=(),
+  thresholds="",
 ):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
   from xe_retrieval.retrieval import judgements as people
 
   judged = {pathlib.Path(path).name: people.read(path) for path in judgements}
+  chosen = _read_thresholds(thresholds) if thresholds else []
 
   import numpy as np
 
   from xe_retrieval.data import pipeline
   from xe_retrieval.report import page
-  from xe_retrieval.retrieval import audit, embed, evaluation
+  from xe_retrieval.retrieval import audit, embed, evaluation, transfer
+  from xe_retrieval.training import features
 
   encoder = embed.restore(workdir)
   config = encoder.config
   name = dataset or config.data.name
-  pairs = embed.embed(encoder, pipeline.Source(name, config.data.dir, split), progress=True)
-  extra = [encoder.embed_source(_source(d, config.data.dir), progress=True) for d in distractors]
+  source = pipeline.Source(name, config.data.dir, split)
+  pairs = embed.embed(encoder, source, features.of(encoder, source), progress=True)
+  extra = []
+  for source in [_source(d, config.data.dir) for d in distractors]:
+    tables = features.of(encoder, source, ("image",))
+    extra.append(embed.images(encoder, source, tables, progress=True))
 
   result = evaluation.evaluate(pairs, extra or None)
   result.metrics.update(dataset=name, split=split, step=encoder.step, config=config.to_dict())
@@ -38,6 +51,9 @@ def evaluate(
   if index == "scann":
     data = (pairs.text, pairs.image, pairs.image_of_text)
     result.metrics["index"] = audit.audit(*data, extra or None)
+  if chosen:
+    found = transfer.measure(pairs, chosen)
+    result.metrics["transfer"] = {"chosen_by": str(thresholds), "thresholds": found}
   if judged:
     found = {name: people.agreement(j, pairs) for name, j in judged.items()}
     result.metrics["judgements"] = found
@@ -65,7 +81,7 @@ def main(argv):
   f = flags.FLAGS
   try:
     metrics, report = evaluate(
-      f.workdir, f.split, f.out, f.dataset, f.distractors, f.index, f.judgements
+      f.workdir, f.split, f.out, f.dataset, f.distractors, f.index, f.judgements, f.thresholds
     )
   except ValueError as e:
     sys.exit(f"error: {e}")
@@ -87,6 +103,9 @@ def _define_flags():
   flags.DEFINE_multi_string(
     "judgements", [], "File of human judgements in a Flickr8k format; may be repeated."
   )
+  flags.DEFINE_string(
+    "thresholds", "", "A thresholds.json of another split: what its thresholds give on this one."
+  )
   flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
 
 
@@ -99,6 +118,16 @@ def _source(distractors, directory):
       f"--distractors={distractors} should be DATASET:SPLIT, as in shapes/20000:train"
     )
   return pipeline.Source(name, directory, split)
+
+
+def _read_thresholds(path):
+  try:
+    return [
+      {"target_precision": float(row["target_precision"]), "threshold": row["threshold"]}
+      for row in json.loads(pathlib.Path(path).read_text())
+    ]
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise ValueError(f"--thresholds={path} is no thresholds.json of an evaluation: {e}") from e
 
 
 def _write_json(path, value):
@@ -118,6 +147,10 @@ def _lines(metrics):
         area = f"{part['pr_auc']:8.2f}" if direction == "text_to_image" else " " * 8
         title = f"{direction.replace('_', ' ')} {label}"
         lines.append(f"{title:28}{area}" + "".join(f"{part[direction][n]:13.2f}" for n in names))
+  for row in metrics.get("transfer", {}).get("thresholds", []):
+    asked, found = 100 * row["target_precision"], row["precision"]
+    found = "nothing is returned" if found is None else f"precision {100 * found:.1f}"
+    lines.append(f"chosen elsewhere for precision {asked:.0f}: {found}")
   return "\n".join(lines)
 
 
