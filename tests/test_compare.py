@@ -82,6 +82,27 @@ def test_the_paper_stands_beside_its_own_data(curves, tmp_path):
   assert [str(cell) for cell in rows[1][2:6]] == ["14.80", "26.08", "50.71", "61.41"]
 
 
+def test_distractors_and_thresholds_stand_on_the_right(curves, tmp_path):
+  runs = [_run(tmp_path, curves, loss, 0) for loss in ("snm", "sampled_softmax")]
+  chosen = {"target_precision": 0.5, "threshold": 0.4, "precision": 0.48}
+  for run, area in zip(runs, (3.0, 4.0), strict=True):
+    far = {k: run.metrics[k] for k in ("text_to_image", "intervals")}
+    run.metrics["distractors"] = {"images": 5000, "pr_auc": area, **far}
+    run.metrics["transfer"] = {"thresholds": [chosen]}
+  table = comparison.summary(comparison.group(runs))
+  assert table.columns[-5:] == ["PR-AUC", "R@1", "R@5", "R@10", "R@100"]
+  assert table.spans == [("", 2), ("30 images", 6), ("and 5,000 distractors", 5)]
+  assert str(table.rows[1][-5]) == "4.00"
+  assert "─ and 5,000 distractors ─" in comparison.as_text(table).splitlines()[0]
+  text, page = comparison.write(tmp_path, runs)
+  assert '<th colspan="5">and 5,000 distractors</th>' in page.read_text()
+  header = (tmp_path / "comparison.csv").read_text().splitlines()[0]
+  assert "PR-AUC 30 images" in header and "PR-AUC and 5,000 distractors" in header
+  assert (tmp_path / "transfer.csv").read_text().splitlines()[1] == "SNM,48.0,,,"
+  runs[1].metrics["distractors"]["images"] = 6000  # another amount: not comparable
+  assert not comparison.summary(comparison.group(runs)).over
+
+
 def _run(root, found, loss, seed, pr_auc=10.0, recall=20.0, dataset="shapes/20000"):
   """A workdir as evaluation leaves it; some figures replaced."""
   metrics = json.loads(json.dumps(found.metrics))

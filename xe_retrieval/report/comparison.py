@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 from xe_retrieval.report import page, paper, tables
+from xe_retrieval.retrieval.thresholds import TARGETS
 
 COLUMNS = {
   "PR-AUC": ("pr_auc",),
@@ -14,6 +15,10 @@ COLUMNS = {
   "R@10": ("text_to_image", "recall@10"),
   "R@100": ("text_to_image", "recall@100"),
   "image→text R@1": ("image_to_text", "recall@1"),
+}
+FAR = {  # among distractors as well
+  "PR-AUC": ("distractors", "pr_auc"),
+  **{f"R@{k}": ("distractors", "text_to_image", f"recall@{k}") for k in (1, 5, 10, 100)},
 }
 
 
@@ -33,7 +38,10 @@ def write(out_dir, runs):
   _check(runs)
   groups = group(runs)
   table = summary(groups)
-  shown = [table, bands(groups), listing(groups)]
+  shown = [table, bands(groups)]
+  if all("transfer" in run.metrics for run in runs):
+    shown.append(transfer(groups))
+  shown.append(listing(groups))
   path = page.write_comparison(out_dir, runs[0].metrics, shown, _labelled(groups))
   for one in shown:
     one.write(out_dir)
@@ -65,30 +73,29 @@ def group(runs):
 def summary(groups):
   """{label: [Run]} -> the main table; `best` and `noise` mark the cells."""
   runs = [run for same in groups.values() for run in same]
-  distractors = all("distractors" in run.metrics for run in runs)
-  columns = dict(COLUMNS)
-  if distractors:
-    far = {"R@1": "recall@1", "R@10": "recall@10", "R@100": "recall@100"}
-    columns |= {f"far {n}": ("distractors", "text_to_image", k) for n, k in far.items()}
-  cells = {name: _column(groups, path) for name, path in columns.items()}
-  rows = [
-    [label, tables.Figure(len(same), 0)] + [cells[name][label] for name in columns]
-    for label, same in groups.items()
-  ]
+  amounts = {run.metrics.get("distractors", {}).get("images") for run in runs}
+  far = len(amounts) == 1 and None not in amounts
+  columns = [*COLUMNS.items(), *(FAR.items() if far else ())]
+  names, paths = zip(*columns, strict=True)
+  cells = [_column(groups, path) for path in paths]
+  rows = []
+  for label, same in groups.items():
+    rows.append([label, tables.Figure(len(same), 0)] + [column[label] for column in cells])
   for label, same in groups.items():
     known = paper.figures(same[0].metrics["dataset"], same[0].config["loss"])
     if known:
-      rows.append(
-        [f"the paper: {label}", ""] + [tables.Figure(_get(known, p)) for p in columns.values()]
-      )
+      rows.append([f"the paper: {label}", ""] + [tables.Figure(_get(known, p)) for p in paths])
   text = "Percent, mean ± standard deviation over seeds. Bold: best. ≈: the difference to the best "
   text += (
     "may be noise (Welch's t-test over seeds, p ≥ 0.05; where a loss has one seed, a bootstrap "
   )
   text += "over queries, which does not know how much another seed would change)."
-  if distractors:
-    text += f" far: among {runs[0].metrics['distractors']['images']:,} distractors as well."
-  return tables.Table("comparison", "Results", text, ["Loss", "Seeds", *columns], rows)
+  over = ()
+  if far:
+    near, more = runs[0].metrics["images"], runs[0].metrics["distractors"]["images"]
+    over = ("",) * 2 + (f"{near:,} images",) * len(COLUMNS)
+    over += (f"and {more:,} distractors",) * len(FAR)
+  return tables.Table("comparison", "Results", text, ["Loss", "Seeds", *names], rows, over)
 
 
 def bands(groups):
@@ -111,6 +118,28 @@ def bands(groups):
     ["Loss", *(f"Band at {k}" for k in ks), *(f"Recall at precision {t}" for t in targets)],
     rows,
   )
+
+
+def transfer(groups):
+  """{label: [Run]} -> what thresholds that were chosen on other data give on these."""
+  rows = []
+  for label, same in groups.items():
+    parts = [_by_target(run) for run in same]
+    found = [[part[t]["precision"] for part in parts if t in part] for t in TARGETS]
+    found = [[100 * p for p in values if p is not None] for values in found]
+    rows.append([label, *(_spread(v, 1) if v else tables.Figure(None) for v in found)])
+  return tables.Table(
+    "transfer",
+    "Thresholds chosen elsewhere",
+    "Precision (%) here of the thresholds that have the given precision on the data where they "
+    "were chosen; –: none reaches it there.",
+    ["Loss", *(f"Chosen for {100 * t:.0f}" for t in TARGETS)],
+    rows,
+  )
+
+
+def _by_target(run):
+  return {row["target_precision"]: row for row in run.metrics["transfer"]["thresholds"]}
 
 
 def listing(groups):
@@ -139,7 +168,19 @@ def as_text(table):
   align = lambda i, text: text.ljust(widths[i]) if i == 0 else text.rjust(widths[i])  # noqa: E731
   text = ["  ".join(align(i, v) for i, v in enumerate(line)) for line in lines]
   text.insert(1, "─" * len(text[0]))
+  if table.over:
+    text.insert(0, _over(table, widths))
   return "\n".join(text + ["* best   ≈ within noise of the best"])
+
+
+def _over(table, widths):
+  """The line over the columns: each title in the middle of what it stands over."""
+  parts, first = [], 0
+  for title, count in table.spans:
+    room = sum(widths[first : first + count]) + 2 * (count - 1)
+    parts.append(f" {title} ".center(room, "─" if title else " ")[:room])
+    first += count
+  return "  ".join(parts)
 
 
 def _column(groups, path):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 
 from xe_retrieval.report import paper
 from xe_retrieval.retrieval.metrics import AT
@@ -36,11 +37,19 @@ class Table:
   text: str  # how to read it
   columns: list[str]
   rows: list[list]  # str and Figure
+  over: tuple[str, ...] = ()  # what stands over each column; equal neighbours share it
+
+  @property
+  def spans(self):
+    """[(what stands over them, how many columns)], or nothing."""
+    return [(title, len(list(same))) for title, same in itertools.groupby(self.over)]
 
   def write(self, out_dir):
     """name.csv; interval and standard deviation of a figure take columns of their own."""
     columns = []
+    over = self.over or [""] * len(self.columns)
     for i, name in enumerate(self.columns):
+      name = f"{name} {over[i]}".strip()
       cells = [row[i] for row in self.rows]
       columns.append([name] + [_plain(cell) for cell in cells])
       for extra in ("low", "high", "std"):
