@@ -37,8 +37,8 @@ def evaluate(
 
   encoder = embed.restore(workdir)
   config = encoder.config
-  name = dataset or config.data.name
-  source = pipeline.Source(name, config.data.dir, split)
+  source = pipeline.Source(dataset or config.data.name, config.data.dir, split)
+  name = source.name
   pairs = embed.embed(encoder, source, features.of(encoder, source), progress=True)
   extra = []
   for source in [_source(d, config.data.dir) for d in distractors]:
@@ -47,6 +47,7 @@ def evaluate(
 
   result = evaluation.evaluate(pairs, extra or None)
   result.metrics.update(dataset=name, split=split, step=encoder.step, config=config.to_dict())
+  result.metrics["training_pairs"] = _training_pairs(config)
 
   if index == "scann":
     data = (pairs.text, pairs.image, pairs.image_of_text)
@@ -58,7 +59,7 @@ def evaluate(
     found = {name: people.agreement(j, pairs) for name, j in judged.items()}
     result.metrics["judgements"] = found
 
-  out = pathlib.Path(out or default_out(workdir, split, dataset))
+  out = pathlib.Path(out or default_out(workdir, split, dataset and name))
   out.mkdir(parents=True, exist_ok=True)
   _write_json(out / "metrics.json", result.metrics)
   _write_json(out / "thresholds.json", result.thresholds)
@@ -130,6 +131,16 @@ def _read_thresholds(path):
     raise ValueError(f"--thresholds={path} is no thresholds.json of an evaluation: {e}") from e
 
 
+def _training_pairs(config):
+  """How many captions the model was trained on; None where its data are not at hand."""
+  from xe_retrieval.data import pipeline
+
+  try:
+    return pipeline.Source(config.data.name, config.data.dir, "train").pairs
+  except ValueError:
+    return None
+
+
 def _write_json(path, value):
   path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
@@ -151,7 +162,36 @@ def _lines(metrics):
     asked, found = 100 * row["target_precision"], row["precision"]
     found = "nothing is returned" if found is None else f"precision {100 * found:.1f}"
     lines.append(f"chosen elsewhere for precision {asked:.0f}: {found}")
+  if metrics.get("training_pairs"):
+    lines.append(f"trained on {metrics['training_pairs']:,} pairs")
+  if "index" in metrics:
+    lines.append(_index_line(metrics["index"]))
+  lines += [_judgements_line(*item) for item in metrics.get("judgements", {}).items()]
   return "\n".join(lines)
+
+
+def _index_line(found):
+  near = ", ".join(f"{share:.1f} % of {k}" for k, share in found["neighbours_found"].items())
+  drift = ", ".join(f"{n.replace('recall', 'R')} {x:+.2f}" for n, x in found["drift"].items())
+  return (
+    f"index: {found['kind']}, {found['vectors']:,} vectors, "
+    f"built in {found['build_seconds']:.1f} s, {found['queries_per_second']:,.0f} queries/s\n"
+    f"  nearest found: {near}; drift it causes: {drift}"
+  )
+
+
+def _judgements_line(name, found):
+  keys = ("kendall_tau_c", "kendall_tau_b", "spearman", "pr_auc")
+  titles = ("Kendall τc", "τb", "Spearman", "PR-AUC")
+  figures = [
+    f"{title} {'–' if found[key] is None else format(found[key], '.2f')}"
+    for title, key in zip(titles, keys, strict=True)
+  ]
+  return (
+    f"{name}: {', '.join(figures)}\n"
+    f"  over {found['pairs']:,} judged pairs; left out: {found['own_captions_left_out']:,} own "
+    f"captions, {found['not_in_data_set']:,} not in the data set"
+  )
 
 
 if __name__ == "__main__":

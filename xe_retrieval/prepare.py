@@ -107,6 +107,8 @@ def _summary(manifest, out):
   for split, count in manifest["near duplicates of train"].items():
     if count:
       lines.append(f"  {count:,} images of {split} look like images of train (near_duplicates.tsv)")
+  if manifest["near duplicates of train"] and manifest["plan"]["max_side"] is None:
+    lines.append("  (undecoded JPEGs were compared by their bytes: only exact copies are known)")
   lines.append(f"train on it with --config.data.name={manifest['plan']['name']}")
   return "\n".join(lines) + f" --config.data.dir={out}"
 

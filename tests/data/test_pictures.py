@@ -107,6 +107,16 @@ def test_a_bomb_is_refused_by_its_head_alone():
   assert refused.value.reason == "over the pixel limit"
 
 
+@pytest.mark.parametrize("max_side", [384, None])
+def test_a_jpeg_of_ten_thousand_scans_is_not_decoded(max_side):
+  data = encoded(Image.new("L", (1000, 1000)), "JPEG", progressive=True)
+  last = data.rindex(b"\xff\xda")
+  bomb = data[:last] + data[last:-2] * 10_000 + data[-2:]
+  with pytest.raises(Rejected) as refused:
+    pictures.check(bomb, max_side, LIMIT)
+  assert refused.value.reason == "over the pixel limit" and "10,0" in refused.value.detail
+
+
 def test_fingerprints_survive_resizing_and_compression_only():
   random = np.random.default_rng(0)
   coarse = random.integers(0, 255, (30, 7, 7, 3), np.uint8)

@@ -150,6 +150,7 @@ def _grouped(parts):
 def _sample(shard, key, parts, split):
   extension = next((e for e in _PICTURES if e in parts), None)
   file = f"{key}.{extension}" if extension else key
+  file = file.encode("utf-8", "backslashreplace").decode()  # tars do not say how names are coded
   where = f"{shard}:{tables.printable(file)}"
   try:
     caption = tables.clean(_caption(parts))

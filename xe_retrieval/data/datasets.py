@@ -172,6 +172,12 @@ def prepared(name: str, directory) -> _Prepared | None:
   return plain[name](data_dir=directory) if name in plain else None
 
 
+def title(name: str, builder: tfds.core.DatasetBuilder) -> str:
+  """What to call a data set that was asked for as `name`, which may be a directory."""
+  known = name.partition("/")[0] in ("shapes", "captions", "conceptual_captions", "flickr30k")
+  return name if known else builder.info.full_name.removesuffix(f"/{builder.info.version}")
+
+
 def features(encoding: str, **more) -> tfds.features.FeaturesDict:
   """The features that all data sets share, and `more`."""
   return tfds.features.FeaturesDict(

@@ -11,6 +11,7 @@ from xe_retrieval.data.rejected import Rejected
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_BYTES = 64 << 20
 QUALITY = 90  # of JPEGs that are written anew
+MAX_SCANS = 100  # of a progressive JPEG, which has about ten; thousands would take hours to decode
 
 Image.init()  # registers all FORMATS
 cv2.setNumThreads(0)  # there is a process or thread per core already
@@ -60,6 +61,8 @@ def _check(data, max_side, max_pixels):
   width, height = image.size
   if width * height > max_pixels:
     raise Rejected("over the pixel limit", f"{width} x {height} pixels")
+  if image.format == "JPEG" and (scans := data.count(b"\xff\xda")) > MAX_SCANS + len(data) // 65536:
+    raise Rejected("over the pixel limit", f"all of its pixels in {scans:,} scans")
   small = max_side is None or max(width, height) <= max_side
   if small and _is_plain(image):
     if max_side is None and data.find(b"\xff\xd9", -4096) >= 0:

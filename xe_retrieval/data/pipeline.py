@@ -30,7 +30,7 @@ class Source:
     builder = datasets.builder(name, directory)
     if split not in builder.info.splits:
       raise ValueError(f"{name} has no split {split!r}; it has {', '.join(builder.info.splits)}")
-    self.name, self.split = name, split
+    self.name, self.split = datasets.title(name, builder), split
     self.features = builder.info.features
     self.kind = self.features["image"].encoding_format  # jpeg, png or None
     self._records = builder.as_data_source(

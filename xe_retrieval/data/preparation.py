@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from xe_retrieval.data import near_duplicates, records
+from xe_retrieval.data import duplicates, records
 from xe_retrieval.data.rejected import REASONS, Rejection
 
 
@@ -46,10 +47,20 @@ def run(
   _claim(work, plan)
   todo = [n for n in range(len(job.units)) if not (work / f"{n:05d}.json").exists()]
   done = len(job.units) - len(todo)
-  with tqdm(total=len(job.units), initial=done, unit=" parts", disable=not progress) as bar:
-    for _ in _write(job.units, todo, work, options, processes):
+  with tqdm(
+    total=len(job.units), initial=done, bar_format=_BAR, miniters=0, disable=not progress
+  ) as bar:
+
+    def tell(pictures):
+      bar.set_postfix_str(f"{pictures:,} pictures", refresh=False)
+      bar.update(0)
+
+    for _ in _write(job.units, todo, work, options, processes, tell):
       bar.update()
-  return _finish(job, out, work, plan)
+  return _finish(job, out, work, plan, options.strict)
+
+
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} parts{postfix} [{elapsed}<{remaining}]"
 
 
 def _places(name, out):
@@ -71,20 +82,25 @@ def _claim(work, plan):
   records.replace(path, json.dumps(plan))
 
 
-def _write(units, todo, work, options, processes) -> Iterator[None]:
-  """Writes the units of `todo`, yielding after each."""
+def _write(units, todo, work, options, processes, tell) -> Iterator[None]:
+  """Writes the units of `todo`, yielding after each; `tell` hears how many pictures that were."""
   if processes == 1 or len(todo) <= 1:
+    count = itertools.count(1)
     for n in todo:
-      yield records.write(units[n], n, work, options)
+      yield records.write(units[n], n, work, options, lambda: tell(next(count)))
     return
   context = multiprocessing.get_context("spawn")  # a fork would copy the locks of our threads
+  pictures = context.Value("q", 0)
   pool = concurrent.futures.ProcessPoolExecutor(
-    min(processes, len(todo)), context, initializer=signal.signal, initargs=_IGNORE_INTERRUPTS
+    min(processes, len(todo)), context, initializer=_start, initargs=(pictures,)
   )
   try:
-    futures = [pool.submit(records.write, units[n], n, work, options) for n in todo]
-    for future in concurrent.futures.as_completed(futures):
-      yield future.result()
+    waiting = {pool.submit(_write_one, units[n], n, work, options) for n in todo}
+    while waiting:
+      done, waiting = concurrent.futures.wait(waiting, 0.5, concurrent.futures.FIRST_COMPLETED)
+      tell(pictures.value)
+      for future in done:
+        yield future.result()
   except BaseException as e:
     for worker in list((pool._processes or {}).values()):  # half a unit is no loss
       worker.terminate()
@@ -98,30 +114,45 @@ def _write(units, todo, work, options, processes) -> Iterator[None]:
     pool.shutdown(cancel_futures=True)
 
 
-_IGNORE_INTERRUPTS = (signal.SIGINT, signal.SIG_IGN)  # the main process stops the others
+def _start(pictures):
+  """In each process, before its first unit."""
+  global _pictures
+  _pictures = pictures
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops the others
 
 
-def _finish(job, out, work, plan):
+def _write_one(unit, number, work, options):
+  def tell_one():
+    with _pictures.get_lock():
+      _pictures.value += 1
+
+  records.write(unit, number, work, options, tell_one)
+
+
+def _finish(job, out, work, plan, strict):
   """Checks what was written, describes it, and hands it to TFDS."""
   summaries = [json.loads((work / f"{n:05d}.json").read_text()) for n in range(len(job.units))]
   rejections = job.rejections + [Rejection(*r) for s in summaries for r in s["rejections"]]
-  shards, totals = collections.defaultdict(list), collections.defaultdict(collections.Counter)
-  for number, summary in enumerate(summaries):
-    for split, part in summary["splits"].items():
-      path = work / records.shard_name(number, split)
-      shards[split].append((str(path), part["images"], part["bytes"]))
-      totals[split].update(part)
+  splits = dict.fromkeys(split for summary in summaries for split in summary["splits"])
+  keys = {split: duplicates.load(work, len(job.units), split) for split in splits}
+  repeated = {split: duplicates.repeated(keys[split]) for split in splits}
+  rejections += [r for s in splits for i in repeated[s] for r in _repetition(job, keys[s], i)]
+  if strict and rejections:
+    raise ValueError(str(rejections[0]))
   reasons = collections.Counter(r.reason for r in rejections)
   reasons = {reason: reasons[reason] for reason in REASONS if reasons[reason]}
-  if not shards:
+  if not splits:
     why = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items()) or "no rows at all"
     first = f"; first: {rejections[0]}" if rejections else ""
     raise ValueError(f"nothing is left of {job.name}: {why}{first}")
-  near = _near_duplicates(work, len(job.units), list(shards))
+  shards = {split: _shards(work, split, keys[split], repeated[split]) for split in splits}
+  totals = {split: _total(keys[split], repeated[split]) for split in splits}
+  others = [split for split in splits if split != "train" and "train" in splits]
+  near = {split: duplicates.between(keys[split], keys["train"]) for split in others}
   manifest = {
     "plan": plan,
-    "splits": {split: dict(totals[split]) for split in shards},
-    "kept": sum(t["pairs"] for t in totals.values()),
+    "splits": totals,
+    "kept": sum(total["pairs"] for total in totals.values()),
     "rejected": reasons,
     "near duplicates of train": {split: len(found) for split, found in near.items()},
   }
@@ -139,28 +170,34 @@ def _finish(job, out, work, plan):
   return manifest
 
 
-def _near_duplicates(work, units, splits):
-  """{split: [(file, file of train, bits apart)]}; of pictures that were decoded."""
-  loaded = {split: _fingerprints(work, units, split) for split in splits}
-  if "train" not in loaded:
-    return {}
-  train, train_files = loaded.pop("train")
+def _repetition(job, keys, i):
+  """Rejections of picture i, which another unit has with the same captions."""
+  file, detail = keys.files[i], "the same picture has the same caption in another part"
+  where = job.units[keys.unit[i]].where(keys.nth[i], file)
+  return [Rejection(w, file, "duplicate", detail) for w in where]
+
+
+def _shards(work, split, keys, repeated):
+  """[(path, records, bytes)] of a split, without what is repeated."""
+  out = []
+  for unit in np.unique(keys.unit):
+    path = work / records.shard_name(unit, split)
+    own = keys.unit == unit
+    twice = repeated[keys.unit[repeated] == unit]
+    if len(twice):
+      path = duplicates.without(path, set(keys.row[twice].tolist()))
+    size = keys.sizes[own].sum() - keys.sizes[twice].sum()
+    if own.sum() > len(twice):
+      out.append((str(path), int(own.sum()) - len(twice), int(size)))
+  return out
+
+
+def _total(keys, repeated):
   return {
-    split: [(files[i], train_files[j], bits) for i, j, bits in near_duplicates.find(own, train)]
-    for split, (own, files) in loaded.items()
+    "images": len(keys.captions) - len(repeated),
+    "pairs": int(keys.captions.sum() - keys.captions[repeated].sum()),
+    "bytes": int(keys.sizes.sum() - keys.sizes[repeated].sum()),
   }
-
-
-def _fingerprints(work, units, split):
-  """uint8 [n, 16] and the n file names of a split."""
-  fingerprints, files = [np.zeros((0, 16), np.uint8)], []
-  for n in range(units):
-    path = work / records.fingerprints_name(n, split)
-    if path.exists():
-      with np.load(path, allow_pickle=False) as saved:
-        fingerprints.append(saved["fingerprints"])
-        files.append(saved["files"])
-  return np.concatenate(fingerprints), np.concatenate(files) if files else np.zeros(0, "U1")
 
 
 def _table(path, header, rows):

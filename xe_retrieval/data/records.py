@@ -17,9 +17,11 @@ from collections.abc import Iterator
 import numpy as np
 from array_record.python import array_record_module
 
-from xe_retrieval.data import archives, pictures
+from xe_retrieval.data import archives, pictures, tables
 from xe_retrieval.data.rejected import Rejected, Rejection
 from xe_retrieval.data.tables import Sample
+
+WRITER = "group_size:1,uncompressed"  # any record can be read by itself, and JPEGs do not shrink
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,10 @@ class TableUnit:
       except Rejected as e:
         yield sample, e
 
+  def where(self, nth: int, file: str) -> list[str]:
+    """The rows of the nth that is read."""
+    return [caption.where for caption in self.samples[nth].captions]
+
 
 @dataclasses.dataclass(frozen=True)
 class TarUnit:
@@ -59,9 +65,17 @@ class TarUnit:
   def read(self) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
     return archives.samples(self.path, self.split)
 
+  def where(self, nth: int, file: str) -> list[str]:
+    return [f"{os.path.basename(self.path)}:{tables.printable(file)}"]
 
-def write(unit: TableUnit | TarUnit, number: int, directory, options: Options) -> None:
-  """Makes the files of a unit under `directory`; its .json comes last, and by renaming."""
+
+def write(
+  unit: TableUnit | TarUnit, number: int, directory, options: Options, tell_one=lambda: None
+) -> None:
+  """Makes the files of a unit under `directory`; its .json comes last, and by renaming.
+
+  `tell_one` is called for every picture.
+  """
   warnings.simplefilter("ignore")  # Pillow's, about files that are then rejected anyway
   directory = pathlib.Path(directory)
   writers, contents, rejections = {}, collections.defaultdict(_Contents), []
@@ -72,7 +86,8 @@ def write(unit: TableUnit | TarUnit, number: int, directory, options: Options) -
       raise ValueError(str(new[0]))
 
   seen = set()
-  for item in unit.read():
+  for nth, item in enumerate(unit.read()):
+    tell_one()
     if isinstance(item, Rejection):
       reject(item)
       continue
@@ -83,16 +98,17 @@ def write(unit: TableUnit | TarUnit, number: int, directory, options: Options) -
       image, fingerprint = pictures.check(data, options.max_side, options.max_pixels)
       image_id = identity(data)
       text_ids = [identity(c.text.casefold().encode()) for c in sample.captions]
-      if seen.issuperset((image_id, t) for t in text_ids):
+      split = sample.split or share(image_id, options.shares)
+      pairs = {(split, image_id, t) for t in text_ids}
+      if seen >= pairs:  # what other units have is found out at the end
         raise Rejected("duplicate", "the same picture has the same caption above")
     except Rejected as e:
       reject(*(Rejection(c.where, sample.file, e.reason, e.detail) for c in sample.captions))
       continue
-    seen.update((image_id, t) for t in text_ids)
-    split = sample.split or share(image_id, options.shares)
+    seen |= pairs
     if split not in writers:
       path = str(directory / shard_name(number, split))
-      writers[split] = array_record_module.ArrayRecordWriter(path, "group_size:1,uncompressed")
+      writers[split] = array_record_module.ArrayRecordWriter(path, WRITER)
     record = example(
       image=[image],
       image_id=[image_id],
@@ -102,22 +118,12 @@ def write(unit: TableUnit | TarUnit, number: int, directory, options: Options) -
       caption_ids=[c.id.encode() for c in sample.captions],
     )
     writers[split].write(record)
-    contents[split].add(sample, len(record), fingerprint)
+    contents[split].add(nth, sample.file, image_id, text_ids, len(record), fingerprint)
   for writer in writers.values():
     writer.close()
   for split, content in contents.items():
-    if content.fingerprints:
-      fingerprints = np.frombuffer(b"".join(content.fingerprints), np.uint8).reshape(-1, 16)
-      files = np.array(content.files)
-      path = directory / fingerprints_name(number, split)
-      np.savez(path, fingerprints=fingerprints, files=files)
-  summary = {
-    "splits": {
-      split: {"images": c.images, "pairs": c.pairs, "bytes": c.bytes}
-      for split, c in contents.items()
-    },
-    "rejections": rejections,
-  }
+    np.savez(directory / keys_name(number, split), **content.keys())
+  summary = {"splits": list(contents), "rejections": rejections}
   replace(directory / f"{number:05d}.json", json.dumps(summary))
 
 
@@ -125,7 +131,7 @@ def shard_name(number: int, split: str) -> str:
   return f"{number:05d}.{split}.array_record"
 
 
-def fingerprints_name(number: int, split: str) -> str:
+def keys_name(number: int, split: str) -> str:
   return f"{number:05d}.{split}.npz"
 
 
@@ -180,13 +186,30 @@ class _Contents:
   """What one unit has written of one split."""
 
   def __init__(self):
-    self.images = self.pairs = self.bytes = 0
-    self.fingerprints, self.files = [], []
+    self.nth, self.files, self.image_ids, self.text_ids = [], [], [], []
+    self.captions, self.sizes = [], []
+    self.fingerprints, self.fingerprinted = [], []
 
-  def add(self, sample, size, fingerprint):
-    self.images += 1
-    self.pairs += len(sample.captions)
-    self.bytes += size
+  def add(self, nth, file, image_id, text_ids, size, fingerprint):
     if fingerprint is not None:
       self.fingerprints.append(fingerprint)
-      self.files.append(sample.file)
+      self.fingerprinted.append(len(self.files))
+    self.nth.append(nth)
+    self.files.append(file)
+    self.image_ids.append(image_id)
+    self.text_ids += text_ids
+    self.captions.append(len(text_ids))
+    self.sizes.append(size)
+
+  def keys(self):
+    """For duplicates.Keys."""
+    return {
+      "nth": np.array(self.nth, np.int64),
+      "files": np.frombuffer("\0".join(self.files).encode(), np.uint8),
+      "image_ids": np.array(self.image_ids, np.int64),
+      "text_ids": np.array(self.text_ids, np.int64),
+      "captions": np.array(self.captions, np.int64),
+      "sizes": np.array(self.sizes, np.int64),
+      "fingerprints": np.frombuffer(b"".join(self.fingerprints), np.uint8).reshape(-1, 16),
+      "fingerprinted": np.array(self.fingerprinted, np.int64),
+    }
