@@ -34,7 +34,8 @@ def test_train_evaluate_compare(config, runs):
   assert metrics["distractors"]["images"] == 64
   assert metrics["index"]["vectors"] == metrics["images"] + 64
   assert metrics["true_relevance"]["relevant_per_query"] > 1
-  rows = json.loads((out / "thresholds.json").read_text())
+  artifact = json.loads((out / "thresholds.json").read_text())
+  rows = artifact["targets"]
   assert [row["target_precision"] for row in rows] == [0.5, 0.8, 0.9, 0.95]
   with np.load(out / "curves.npz", allow_pickle=False) as curves:
     assert len(curves["precision"]) == len(curves["recall"])

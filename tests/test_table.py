@@ -30,7 +30,7 @@ def test_trains_evaluates_and_knows_that_it_did(config, tmp_path):
   assert validation["distractors"]["images"] == test["distractors"]["images"] == 64
   chosen = json.loads((workdir / "evaluation/validation/thresholds.json").read_text())
   found = test["transfer"]["thresholds"]
-  reached = [row["threshold"] for row in chosen if row["threshold"] is not None]
+  reached = [row["threshold"] for row in chosen["targets"] if row["threshold"] is not None]
   assert [row["threshold"] for row in found] == reached and "transfer" not in validation
   config.steps = 5  # would be refused, if it trained again
   assert table.run(config, workdir, ["shapes/64:train"])

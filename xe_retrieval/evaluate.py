@@ -1,6 +1,8 @@
 """Evaluate: python -m xe_retrieval.evaluate --workdir=DIR [--split=test] [--distractors=D:train] …
 
-Writes metrics.json, thresholds.json, curves.npz and report.html with its plots and tables.
+Writes metrics.json, thresholds.json, curves.npz and report.html with its plots and tables. That
+thresholds.json becomes the one of the workdir, which search and serve cut by, unless the split is
+train: on what it has learned, a model looks better than it is.
 """
 
 import json
@@ -32,7 +34,7 @@ def evaluate(
 
   from xe_retrieval.data import pipeline
   from xe_retrieval.report import page
-  from xe_retrieval.retrieval import audit, embed, evaluation, transfer
+  from xe_retrieval.retrieval import audit, cutoff, embed, evaluation, transfer
   from xe_retrieval.training import features
 
   encoder = embed.restore(workdir)
@@ -62,7 +64,10 @@ def evaluate(
   out = pathlib.Path(out or default_out(workdir, split, dataset and name))
   out.mkdir(parents=True, exist_ok=True)
   _write_json(out / "metrics.json", result.metrics)
-  _write_json(out / "thresholds.json", result.thresholds)
+  about = {"model": encoder.fingerprint(), "dataset": name, "split": split, "step": encoder.step}
+  about |= {key: result.metrics[key] for key in ("queries", "images")}
+  for path in [out] if split == "train" else [out, pathlib.Path(workdir)]:
+    cutoff.write(path / cutoff.NAME, about, result.thresholds, result.cutoffs)
   np.savez_compressed(out / "curves.npz", **result.curves)
   title = f"{name} · {split}"
   report = page.write(out, title, config.to_dict(), encoder.step, result, pairs)
@@ -125,7 +130,7 @@ def _read_thresholds(path):
   try:
     return [
       {"target_precision": float(row["target_precision"]), "threshold": row["threshold"]}
-      for row in json.loads(pathlib.Path(path).read_text())
+      for row in json.loads(pathlib.Path(path).read_text())["targets"]
     ]
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise ValueError(f"--thresholds={path} is no thresholds.json of an evaluation: {e}") from e

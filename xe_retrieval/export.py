@@ -1,10 +1,12 @@
 """Export a trained model for use elsewhere: python -m xe_retrieval.export --workdir=DIR --out=DIR
 
 Writes Hugging Face directories of both towers, the projections, and a serialised jax function per
-tower; the README.md beside them says how to use each. exported.py has the format.
+tower, and the thresholds of the last evaluation if they are of this very checkpoint; the README.md
+beside them says how to use each. exported.py has the format.
 """
 
 import pathlib
+import shutil
 import sys
 
 from absl import app, flags
@@ -15,10 +17,13 @@ from xe_retrieval import command_line
 def export(workdir, out, which="best"):
   """The best (or latest) checkpoint of a workdir as a new directory."""
   from xe_retrieval import exported
-  from xe_retrieval.retrieval import embed
+  from xe_retrieval.retrieval import cutoff, embed
 
   out = pathlib.Path(out).expanduser()
-  exported.write(embed.restore(workdir, which), out)
+  encoder = embed.restore(workdir, which)
+  exported.write(encoder, out)
+  if cutoffs := cutoff.of_model(workdir, encoder.fingerprint()):
+    shutil.copyfile(cutoffs.path, out / cutoff.NAME)
   return out
 
 

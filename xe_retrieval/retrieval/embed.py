@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import hashlib
 import math
 import sys
 
@@ -54,6 +55,15 @@ class Encoder:
     """Every picture of a split, in order -> float32 [M, D]."""
     batches = pipeline.image_batches(source, self.config.image.size, self._batch)
     return self.embed_pictures(batches, len(source), progress)
+
+  def fingerprint(self) -> str:
+    """A hash of the weights and of what captions and pictures go through before these."""
+    size = self.config.image.size
+    digest = hashlib.sha256(f"{self.tokenizer.fingerprint()} {size}".encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(self.variables):
+      digest.update(jax.tree_util.keystr(path).encode())
+      digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
   def _spans(self, count):
     return (slice(i, i + self._batch) for i in range(0, count, self._batch))

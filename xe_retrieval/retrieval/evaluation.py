@@ -7,6 +7,7 @@ import numpy as np
 from xe_retrieval.retrieval import (
   bootstrap,
   calibration,
+  cutoff,
   metrics,
   precision_recall,
   profiles,
@@ -25,7 +26,8 @@ POINTS = 2000  # of a precision-recall curve that is stored
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
   metrics: dict  # metrics.json
-  thresholds: list[dict]  # thresholds.json
+  thresholds: list[dict]  # the targets of thresholds.json
+  cutoffs: dict[str, dict]  # and its curves
   curves: dict[str, np.ndarray]  # curves.npz: what the plots show
   ranks: np.ndarray  # int64 [Q], of each caption's image
   top: np.ndarray  # float32 [Q], best score of each caption
@@ -57,6 +59,7 @@ def evaluate(pairs, distractors=None):
     "calibration": calibration.summary(curve, seen, forward),
   }
   table = thresholds.table(curve, seen.top[:, 0], resampled)
+  cutoffs = {"pairing": cutoff.points(curve)}
   curves = {
     **_points("", curve),
     **_hair(seen.at(HAIR)),
@@ -69,6 +72,7 @@ def evaluate(pairs, distractors=None):
     known = truth.measure(text, image, pairs.relevant)
     figures["true_relevance"] = _true(known, table)
     curves |= _points("true_", known.curve())
+    cutoffs["truth"] = cutoff.points(known.curve())
   if distractors is not None:
     parts = tiles.parts(image, distractors)[1:]
     far = profiles.profiles(text, parts, levels)
@@ -86,7 +90,7 @@ def evaluate(pairs, distractors=None):
       },
     }
     curves |= _points("distractors_", curve) | _recall("distractors_text_to_image_", rank)
-  return Evaluation(figures, table, curves, forward, seen.top[:, 0])
+  return Evaluation(figures, table, cutoffs, curves, forward, seen.top[:, 0])
 
 
 def _area_interval(curve, seen, own, resampled):
