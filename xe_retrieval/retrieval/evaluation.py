@@ -36,8 +36,8 @@ class Evaluation:
 def evaluate(pairs, distractors=None):
   """Pairs, [N, D] or a list of such -> Evaluation. Distractors count only where it says so."""
   data = text, image, image_of_text = tiles.pairing(pairs.text, pairs.image, pairs.image_of_text)
-  own = tiles.own_scores(*data)
   curve = precision_recall.curve(*data)
+  own = curve.own
   forward, backward = ranks.text_to_image(*data), ranks.image_to_text(*data)
   found = [thresholds.at_precision(curve, target) for target in thresholds.TARGETS]
   levels = bootstrap.levels(own, [point.threshold for point in found if point])

@@ -2,7 +2,8 @@
 
 Precision and recall change in a way that matters only at scores of positive pairs, so it is enough
 to count, for each of these, the pairs that score at least as much. Tiles are sorted and counted as
-they pass: memory grows with the captions, not with the pairs.
+they pass: memory grows with the captions, not with the pairs. Scores are float32, and a positive's
+own score is taken from the very product in which it is counted: another may round differently.
 """
 
 import collections
@@ -24,6 +25,7 @@ class Curve:
   returned: np.ndarray  # int64 [T], pairs returned
   positives: int  # positive pairs in all
   pairs: int  # pairs in all
+  own: np.ndarray | None = None  # float32 [Q], the score of each positive pair, as it was counted
 
   @property
   def precision(self):
@@ -45,13 +47,13 @@ def curve(text, image, image_of_text, distractors=None):
   A pair is positive if the caption was written for the image; scores are float32 dot products.
   """
   text, image, image_of_text = tiles.pairing(text, image, image_of_text)
-  own = tiles.own_scores(text, image, image_of_text)
-  levels, positives = np.unique(own, return_counts=True)  # rising
   parts = tiles.parts(image, distractors)
-  returned = _count_at_least(levels, text, parts)
-  true = np.cumsum(positives[::-1])
   pairs = len(text) * sum(map(len, parts))
-  return Curve(levels[::-1], true, returned[::-1], len(text), pairs)
+  own, products = (_whole if pairs <= _WHOLE else _tiled)(text, parts, image_of_text)
+  levels, positives = np.unique(own, return_counts=True)  # rising
+  true = np.cumsum(positives[::-1])
+  returned = np.maximum(_count_at_least(levels, products)[::-1], true)
+  return Curve(levels[::-1], true, returned, len(text), pairs, own)
 
 
 def average_precision(scores, positive):
@@ -64,8 +66,35 @@ def average_precision(scores, positive):
   return Curve(levels[::-1], *counts, int(positive.sum()), len(scores)).average_precision
 
 
-def _count_at_least(levels, text, parts):
-  """Rising float32 [T], [Q, D], documents in parts -> int64 [T]: pairs with score >= level.
+def _whole(text, parts, image_of_text):
+  """[Q, D], documents in parts, int [Q] -> float32 [Q] own scores, pieces of one product."""
+  scores = text @ (np.concatenate(parts) if len(parts) > 1 else parts[0]).T
+  own = scores[np.arange(len(text)), image_of_text]
+  flat = scores.ravel()
+  return own, [lambda _, s=s: flat[s] for s in tiles.spans(flat.size, _ROWS * _COLUMNS)]
+
+
+def _tiled(text, parts, image_of_text):
+  """The same with products that are made when they are asked for, in memory that is given."""
+  order = np.argsort(image_of_text, kind="stable")  # positives are then in few tiles
+  text, right = text[order], image_of_text[order]
+  scores, memory = np.empty(len(text), np.float32), np.empty(_ROWS * _COLUMNS, np.float32)
+  jobs = []
+  for start, documents in tiles.stream(parts, _COLUMNS):
+    for rows in tiles.spans(len(text), _ROWS):
+      jobs.append(lambda out, r=rows, d=documents: tiles.product(text[r], d, out).ravel())
+      column = right[rows] - start
+      here = np.flatnonzero((column >= 0) & (column < len(documents)))
+      if here.size:
+        tile = jobs[-1](memory).reshape(-1, len(documents))
+        scores[rows][here] = tile[here, column[here]]
+  own = np.empty_like(scores)
+  own[order] = scores
+  return own, jobs
+
+
+def _count_at_least(levels, products):
+  """Rising float32 [T], functions from memory to scores -> int64 [T]: scores >= each level.
 
   While one tile is multiplied, which takes every core, threads sort and count those before it.
   """
@@ -83,21 +112,16 @@ def _count_at_least(levels, text, parts):
     np.add(total, counts.result(), out=total)
     free.append(memory)
 
-  jobs = [
-    (rows, documents)
-    for _, documents in tiles.stream(parts, _COLUMNS)
-    for rows in tiles.spans(len(text), _ROWS)
-  ]
   with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-    for rows, documents in tiles.progress(jobs, "precision and recall"):
+    for product in tiles.progress(products, "precision and recall"):
       if not free:
         collect()
       memory = free.pop()
-      scores = tiles.product(text[rows], documents, memory).ravel()
-      waiting.append((pool.submit(count, scores), memory))
+      waiting.append((pool.submit(count, product(memory)), memory))
     while waiting:
       collect()
   return total
 
 
 _ROWS, _COLUMNS = 1024, 4096  # a tile of 16 MiB
+_WHOLE = 2**24  # pairs that are scored at once, in 64 MiB

@@ -7,6 +7,7 @@ import numpy as np
 from xe_retrieval.retrieval import tiles
 
 TOP = 100
+_ROUNDING = 2.0**-21  # of unit vectors' float32 dot products, with some reserve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Profiles:
 def profiles(text, parts, levels):
   """[Q, D], documents in parts [N, D], rising [L] -> Profiles, streaming and exact."""
   levels = np.asarray(levels, np.float32)
+  barely = levels - np.float32(_ROUNDING)  # so that a score reaches itself, however it is rounded
   counts = np.zeros((len(text), len(levels)), np.int32)
   top = np.full((len(text), min(TOP, sum(map(len, parts)))), -np.inf, np.float32)
   scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
@@ -35,7 +37,7 @@ def profiles(text, parts, levels):
   for rows, documents in tiles.progress(jobs, "score distributions"):
     scores = np.ascontiguousarray(tiles.product(text[rows], documents, scratch))  # [q, n]
     scores.sort(axis=1)
-    below = [np.searchsorted(row, levels) for row in scores]
+    below = [np.searchsorted(row, barely) for row in scores]
     counts[rows] += len(documents) - np.array(below, np.int32)
     merged = np.concatenate([top[rows], scores[:, -top.shape[1] :]], axis=1)
     merged.sort(axis=1)

@@ -1,9 +1,13 @@
 """Exact ranks of the right answer among any number of documents, without any top-k.
 
 The rank is the number of documents that outscore the right one: 0 is first. Scores are float32
-dot products. Ties: documents with equal scores keep their order, images before distractors, as in
-a stable sort; so a model that gives every pair the same score is right once in M, not always.
+dot products; those that are too close to the right one's to be told apart in float32 are compared
+in float64. Ties: documents with equal scores keep their order, images before distractors, as in a
+stable sort; so a model that gives every pair the same score is right once in M, not always.
 """
+
+import concurrent.futures
+import os
 
 import numpy as np
 
@@ -26,7 +30,7 @@ def image_to_text(text, image, image_of_text, devices=None):
   Any caption of the image is right. Images without captions ask no question and are left out.
   """
   text, image, image_of_text = tiles.pairing(text, image, image_of_text)
-  scores = tiles.own_scores(text, image, image_of_text)
+  scores = _exact(text, image[image_of_text])
   order = np.lexsort((-scores, image_of_text))  # by image, its best caption first; stable
   asked, first = np.unique(image_of_text[order], return_index=True)
   return _ranks(image[asked], [text], order[first], devices)
@@ -50,24 +54,68 @@ def _ranks(queries, parts, own, devices):
     devices = [] if jax.default_backend() == "cpu" else jax.devices()
   if devices:
     return _ranks_on(devices, queries, parts, own)
-  bar = tiles.own_scores(queries, parts[0], own)
+  right = _Right(queries, parts, own)
   rank = np.zeros(len(queries), np.int64)
   scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
-  above = np.empty(tiles.QUERIES * tiles.DOCUMENTS, bool)
-  below_bar = np.nextafter(bar, np.float32(-np.inf))
-  for start, documents in tiles.progress(list(tiles.stream(parts, tiles.DOCUMENTS)), "exact ranks"):
-    stop = start + len(documents)
-    # s >= bar is s > below_bar: equal scores in front of the right document outrank it.
-    level = np.where(own >= stop, below_bar, bar)
-    for rows in tiles.spans(len(queries), tiles.QUERIES):
-      scores = tiles.product(queries[rows], documents, scratch)  # [q, n]
-      greater = above[: scores.size].reshape(scores.shape)
-      np.greater(scores, level[rows, None], out=greater)
-      rank[rows] += [np.count_nonzero(row) for row in greater]
-      for q in np.flatnonzero((own[rows] >= start) & (own[rows] < stop)):
-        c = own[rows][q] - start
-        rank[rows][q] += np.count_nonzero(scores[q, :c] == bar[rows][q]) - greater[q, c]
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    for start, documents in tiles.progress(
+      list(tiles.stream(parts, tiles.DOCUMENTS)), "exact ranks"
+    ):
+      for rows in tiles.spans(len(queries), tiles.QUERIES):
+        scores = tiles.product(queries[rows], documents, scratch)  # [q, n]
+        blocks = [slice(i, min(i + _ROWS, len(scores))) for i in range(0, len(scores), _ROWS)]
+        counts = pool.map(
+          lambda block, rows=rows, start=start, documents=documents, scores=scores: right.outscored(
+            rows.start + block.start, scores[block], documents, start
+          ),
+          blocks,
+        )
+        rank[rows] += np.concatenate(list(counts))
   return rank
+
+
+class _Right:
+  """The right documents of all queries, and what it takes to outscore them."""
+
+  def __init__(self, queries, parts, own):
+    self.queries, self.own = queries, own
+    self.bar = _exact(queries, parts[0][own])  # float64 [Q]
+    longest = max(np.sqrt(np.einsum("nd,nd->n", part, part).max(initial=0)) for part in parts)
+    unsure = _ROUNDING * np.linalg.norm(queries, axis=1) * longest + 1e-30
+    self.low, self.high = (
+      np.asarray(x, np.float32) for x in (self.bar - unsure, self.bar + unsure)
+    )
+
+  def outscored(self, first, scores, documents, start):
+    """float32 [q, n] of queries number `first`, … and documents `start`, … -> int64 [q]."""
+    rows = slice(first, first + len(scores))
+    above = np.empty(scores.shape, bool)
+    counts = []
+    for level in (self.high, self.low):
+      np.greater(scores, level[rows, None], out=above)
+      counts.append([np.count_nonzero(row) for row in above])
+    surely, maybe = np.array(counts, np.int64)
+    for q in np.flatnonzero(surely != maybe):
+      surely[q] += self.settle(first + q, scores[q], documents, start)
+    return surely
+
+  def settle(self, q, scores, documents, start):
+    """How many of the documents whose score [n] is too close to tell outscore the right one."""
+    close = np.flatnonzero((scores > self.low[q]) & (scores <= self.high[q]))
+    before = close + start < self.own[q]
+    if len(close) > _MANY:  # a model that has collapsed, not a rounding error
+      return np.count_nonzero(before)
+    exact = _exact(self.queries[q], documents[close])
+    return np.count_nonzero((exact > self.bar[q]) | (exact == self.bar[q]) & before)
+
+
+_ROUNDING = 2.0**-21  # of unit vectors' float32 dot products, with some reserve
+_MANY = 1000
+_ROWS = 32  # that a thread counts at a time
+
+
+def _exact(a, b):  # float32 [..., D] twice -> float64 [...], the same for the same rows anywhere
+  return np.sum(a.astype(np.float64) * b, axis=-1)
 
 
 def _ranks_on(devices, queries, parts, own):
@@ -88,30 +136,30 @@ def _ranks_on(devices, queries, parts, own):
     return jnp.matmul(a, b.T, precision="highest")  # float32 also where bfloat16 is the default
 
   @jax.jit
-  def own_scores(queries, documents):  # [b, q, D], [b, q, D] -> [b, q]
-    return jax.lax.map(lambda both: jnp.diagonal(dot(*both)), (queries, documents))
+  def count(queries, low, high, documents, size):  # -> int32 [2, b, q]: surely, maybe
+    real = jnp.arange(len(documents)) < size
 
-  @jax.jit
-  def add(rank, queries, bar, own, documents, start, size):
-    row = jnp.arange(len(documents))
+    def block(queries_low_high):
+      queries, *levels = queries_low_high
+      scores = dot(queries, documents)
+      above = [jnp.sum((scores > x[:, None]) & real, axis=1, dtype=jnp.int32) for x in levels]
+      return jnp.stack(above[::-1])
 
-    def count(block):
-      queries, bar, own = block
-      scores, bar, own = dot(queries, documents), bar[:, None], own[:, None] - start
-      above = (scores > bar) & (row != own) | (scores == bar) & (row < own)
-      return jnp.sum(above & (row < size), axis=1, dtype=jnp.int32)
+    return jnp.swapaxes(jax.lax.map(block, (queries, low, high)), 0, 1)
 
-    return rank + jax.lax.map(count, (queries, bar, own))
-
-  rank, q, own_ = (
-    blocks(np.zeros_like(own, np.int32)),
-    blocks(queries),
-    blocks(own.astype(np.int32)),
-  )
-  bar = own_scores(q, blocks(parts[0][own]))
+  right = _Right(queries, parts, own)
+  rank = np.zeros(len(queries), np.int64)
+  q, low, high = blocks(queries), blocks(right.low), blocks(right.high)
   stream = list(tiles.stream(parts, tiles.DOCUMENTS * len(devices)))
   for start, documents in tiles.progress(stream, "exact ranks"):
     padding = -len(documents) % (128 * len(devices))  # few distinct shapes to compile
     full = jax.device_put(np.pad(documents, ((0, padding), (0, 0))), sharded)
-    rank = add(rank, q, bar, own_, full, start, len(documents))
-  return np.asarray(rank).reshape(-1)[: len(queries)].astype(np.int64)
+    counts = np.asarray(count(q, low, high, full, len(documents))).reshape(2, -1)
+    surely, maybe = counts[:, : len(queries)]
+    rank += surely
+    unsure = np.flatnonzero(surely != maybe)
+    for rows in tiles.spans(len(unsure), tiles.QUERIES) if len(unsure) else ():
+      scores = tiles.product(queries[unsure[rows]], documents)
+      for row, i in zip(scores, unsure[rows], strict=True):
+        rank[i] += right.settle(i, row, documents, start)
+  return rank

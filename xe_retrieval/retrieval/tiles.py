@@ -56,27 +56,14 @@ def stream(parts, size):
     start += len(part)
 
 
-def own_scores(queries, documents, own):
-  """[Q, D], [N, D], int [Q] -> float32 [Q]: score of each query with the document `own`.
-
-  Taken from matrix products, so that they have the very bits that the tiles will have.
-  """
-  scores = np.empty(len(queries), np.float32)
-  for rows in spans(len(queries), QUERIES):
-    scores[rows] = np.diagonal(product(queries[rows], documents[own[rows]]))
-  return scores
-
-
 def product(queries, documents, out=None):
-  """[q, D], [n, D] -> float32 [q, n], the same bits for the same two rows in any tile.
+  """[q, D], [n, D] -> float32 [q, n]; `out` is memory to write to, float32 [≥ q·n].
 
-  BLAS has other routines for small matrices that round differently: those are padded.
-  `out` is memory to write to, float32 [≥ q·n].
+  BLAS has several routines, which round differently: the same two rows can have another last bit
+  at another place of a tile or in a tile of another size.
   """
   q, n = len(queries), len(documents)
-  if min(q, n) >= _SMALL:
-    return np.matmul(queries, documents.T, out=None if out is None else out[: q * n].reshape(q, n))
-  return np.matmul(_padded(queries), _padded(documents).T)[:q, :n]
+  return np.matmul(queries, documents.T, out=None if out is None else out[: q * n].reshape(q, n))
 
 
 def spans(total, size):
@@ -89,10 +76,3 @@ def spans(total, size):
 def progress(steps, what, total=None):
   """A bar, once the work has taken two seconds."""
   return tqdm.tqdm(steps, desc=what, total=total, delay=2, mininterval=0.5, leave=False)
-
-
-_SMALL = 128
-
-
-def _padded(x):
-  return x if len(x) >= _SMALL else np.pad(x, ((0, _SMALL - len(x)), (0, 0)))
