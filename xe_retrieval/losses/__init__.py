@@ -4,15 +4,18 @@
   value = loss(text, image, text_id=None, image_id=None)  # [N, D], [N, D], [N], [N] -> []
 
 Embeddings come as they leave the towers; they are normalised inside. Rows that share a text_id or
-an image_id are not each other's negatives. With `mesh`, the rows are sharded over `axis` and the
-batch is the global one: value and gradients are those of a single device. Take the gradient of
-`loss` itself, outside any shard_map of your own. A row with a NaN or an inf makes the loss NaN.
+an image_id (numbers, or strings outside of jit) are not each other's negatives. With `mesh`, the
+rows are sharded over `axis` and the batch is the global one: value and gradients are those of a
+single device. Take the gradient of `loss` itself, outside any shard_map of your own. A row with a
+NaN or an inf makes the loss NaN.
 """
 
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xe_retrieval.losses import dense, pairs, streaming
@@ -38,23 +41,46 @@ def get(name, scale=20.0, keep=0.5, implementation="dense", mesh=None, axis="dat
   function = getattr(IMPLEMENTATIONS[implementation], function)
   function = functools.partial(function, **settings)
 
-  def loss(text, image, text_id=None, image_id=None):
-    if text.ndim != 2 or text.shape != image.shape:
-      raise ValueError(f"text {text.shape} and image {image.shape} should both be [N, D]")
-    ids = tuple(jnp.asarray(x) for x in (text_id, image_id) if x is not None)
-    ids = ids or (jnp.arange(len(text), dtype=jnp.int32),)  # a row is no negative of itself
+  @jax.jit  # called outside of any jit, it is compiled once and not at every call
+  def run(text, image, ids):
     text, image = pairs.normalize(text), pairs.normalize(image)
     if mesh is None:
       return function(text, image, ids, scale)
-    if len(text) % mesh.shape[axis]:
-      raise ValueError(
-        f"{len(text)} rows do not divide over {mesh.shape[axis]} devices of {axis!r}"
-      )
     local = functools.partial(function, axis=axis)
     specs = (P(axis), P(axis), P(axis), P())
     return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())(text, image, ids, scale)
 
+  def loss(text, image, text_id=None, image_id=None):
+    if text.ndim != 2 or text.shape != image.shape:
+      raise ValueError(f"text {text.shape} and image {image.shape} should both be [N, D]")
+    ids = {"text_id": text_id, "image_id": image_id}
+    ids = tuple(_ids(x, name, len(text)) for name, x in ids.items() if x is not None)
+    ids = ids or (jnp.arange(len(text), dtype=jnp.int32),)  # a row is no negative of itself
+    if mesh is not None and len(text) % mesh.shape[axis]:
+      raise ValueError(
+        f"{len(text)} rows do not divide over {mesh.shape[axis]} devices of {axis!r}"
+      )
+    return run(*_sharded((text, image, ids), mesh, axis))
+
   return loss
+
+
+def _ids(ids, name, n):  # -> [n]
+  """Ids that are no jax.Array are numbered here: JAX would cut 64 bits to 32 without a word."""
+  if not isinstance(ids, jax.Array):
+    ids = np.asarray(ids)
+    wide = ids.dtype.kind not in "biu" or ids.dtype.itemsize > 4
+    ids = np.unique(ids, return_inverse=True)[1].astype(np.int32) if wide else ids
+  if ids.shape != (n,):
+    raise ValueError(f"{name} {ids.shape} should have one id for each of {n} rows")
+  return jnp.asarray(ids)
+
+
+def _sharded(tree, mesh, axis):
+  """Rows over `axis`, which a mesh with explicit axes wants said beforehand."""
+  if mesh is None or mesh.axis_types[mesh.axis_names.index(axis)] != AxisType.Explicit:
+    return tree
+  return jax.reshard(tree, NamedSharding(mesh, P(axis)))
 
 
 def names():

@@ -27,7 +27,6 @@ SAMPLE = 64  # scores that each row gives to the first guess
 GROUP = 64  # rows of a strip that report together
 SLOTS = 32  # strips i, i + 32, i + 64, … report together, so that memory stays linear in N
 PASSES = 100  # more than bisection alone needs
-FIELD = 10  # bits of a count within a strip, two to an int32
 
 
 class Mined(NamedTuple):
@@ -277,6 +276,7 @@ def _ranks(groups, t, axis, strict=False):  # -> [2], [2]
 
 
 def _two_counts(a, b, axis):  # bool, bool -> int32 [2, ...]
-  """Both sums in one."""
-  both = jnp.sum(a + (b.astype(jnp.int32) << FIELD), axis=axis)
-  return jnp.stack([both & ((1 << FIELD) - 1), both >> FIELD])
+  """Both sums in one: two counts to an int32, for strips of less than 2¹⁵ rows."""
+  bits = a.shape[axis].bit_length()
+  both = jnp.sum(a + (b.astype(jnp.int32) << bits), axis=axis)
+  return jnp.stack([both & ((1 << bits) - 1), both >> bits])
