@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import xe_retrieval
 from xe_retrieval import export, settings
@@ -94,6 +94,7 @@ def test_exported_towers_are_those_that_came_in(workdirs, published, tmp_path):
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_transformers_gives_the_same_embeddings(workdirs, published, tmp_path, pooling, real):
   published.text.pooling = pooling
+  published.text.trunk = 5 if pooling == "cls" else 0
   if real:
     if not SHARED.exists():
       pytest.skip("no weights beside the project")
@@ -114,6 +115,7 @@ def test_transformers_gives_the_same_embeddings(workdirs, published, tmp_path, p
 
 
 def test_exported_directory_gives_the_same_embeddings(config, workdirs, pictures, tmp_path):
+  config.image.trunk = 6
   workdir = workdirs(config)  # a stem that transformers does not know
   out = export.export(workdir, tmp_path / "out")
   model, again = xe_retrieval.load(workdir), xe_retrieval.load(out)
@@ -133,6 +135,12 @@ def test_exported_directory_gives_the_same_embeddings(config, workdirs, pictures
 
   with pytest.raises(ValueError, match="is not empty; choose a new directory"):
     export.export(workdir, out)
+  projections = load_file(out / "projections.safetensors")
+  assert projections["image.trunk_in.weight"].shape == (6, 16)
+  del projections["image.trunk_in.weight"]
+  save_file(projections, out / "projections.safetensors")
+  with pytest.raises(ValueError, match=r"image.trunk_in.weight should be \(6, 16\), is None"):
+    xe_retrieval.load(out)
   (tmp_path / "out" / "image" / "model.safetensors").unlink()
   with pytest.raises(ValueError, match="image holds no weights"):
     xe_retrieval.load(out)

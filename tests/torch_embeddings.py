@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoImageProcessor, AutoTokenizer, BertModel, ResNetModel
 
 
@@ -34,7 +35,12 @@ def main(exported, pooling, folder):
 
   embeddings = {}
   for name, x in (("text", text), ("image", image)):
-    x = x @ projections[f"{name}.weight"].T
+    head = {k.removeprefix(f"{name}."): v for k, v in projections.items() if k.startswith(name)}
+    if "trunk_in.weight" in head:
+      y = layer_norm(x, x.shape[1:], head["trunk_norm.weight"], head["trunk_norm.bias"], 1e-6)
+      y = gelu(linear(y, head["trunk_in.weight"], head["trunk_in.bias"]), approximate="tanh")
+      x = x + linear(y, head["trunk_out.weight"], head["trunk_out.bias"])
+    x = x @ head["weight"].T
     embeddings[name] = (x / x.norm(dim=-1, keepdim=True)).numpy()
   np.savez(folder / "embeddings.npz", **embeddings)
 

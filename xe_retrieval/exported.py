@@ -1,7 +1,8 @@
 """An exported model: a directory that other programs can use, and that reads back as a model.
 
 text/, image/            Hugging Face directories, for transformers' BertModel and ResNetModel
-projections.safetensors  the two matrices into the common space, "text.weight", "image.weight"
+projections.safetensors  the two matrices into the common space, "text.weight", "image.weight";
+                         with a trunk before them, also "text.trunk_norm.weight" and so on
 text.jax, image.jax      jax.export functions, weights inside: int32 [B, T] or uint8 [B, H, W, 3]
                          -> float32 [B, D] of unit norm; need jax alone, for any batch size B
 config.json, README.md   what it is, and how each part is used
@@ -13,7 +14,8 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from flax import traverse_util
+from safetensors.numpy import save_file
 
 from xe_retrieval import settings
 from xe_retrieval.data import text
@@ -52,10 +54,7 @@ def write(encoder: embed.Encoder, out) -> None:
     _resnet_config(model.image.tower).save_pretrained(part / "image")
   _write_json(part / "image" / "preprocessor_config.json", _preprocessor(config.image))
 
-  kernels = {name: variables["params"][name]["projection"]["kernel"] for name in ("text", "image")}
-  # [D, width], as torch.nn.Linear holds it
-  weights = {f"{name}.weight": np.ascontiguousarray(k.T) for name, k in kernels.items()}
-  save_file(weights, part / PROJECTIONS)
+  save_file(_projections(variables["params"]), part / PROJECTIONS)
   for name, function in _functions(config, model, variables).items():
     (part / f"{name}.jax").write_bytes(function.serialize())
   (part / "config.json").write_text(settings.to_json(config))
@@ -70,15 +69,41 @@ def read(path) -> embed.Encoder:
   config = settings.from_json((path / "config.json").read_text())
   model = dual_encoder.from_config(config)
   variables = jax.eval_shape(lambda: step.init_variables(config, model))
-  projections = load_file(path / PROJECTIONS)
   for name in ("text", "image"):
     tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
     tower = hugging_face.from_tensors(weight_files.read(path / name), tower, path / name)
     for kind in tower:
       variables[kind][name]["tower"] = tower[kind]
-    kernel = jnp.asarray(projections[f"{name}.weight"].T)
-    variables["params"][name]["projection"] = {"kernel": kernel}
+    variables["params"][name]["projection"] = _read_projection(
+      path / PROJECTIONS, name, variables["params"][name]["projection"]
+    )
   return embed.Encoder(config, model, variables, text.load(path / "text", config.text.tokens))
+
+
+def _projections(params):  # {"text": {"projection": …}, …} -> {tensor name: array}
+  """As torch.nn.Linear and torch.nn.LayerNorm hold them: kernels [out, in]."""
+  return {
+    _tensor_name(name, path): np.ascontiguousarray(value.T)  # .T leaves vectors alone
+    for name in ("text", "image")
+    for path, value in traverse_util.flatten_dict(params[name]["projection"]).items()
+  }
+
+
+def _read_projection(file, name, like):
+  """A tree like `like`, its values from the file."""
+  tensors = weight_files.read_safetensors(file)
+  out = {}
+  for path, leaf in traverse_util.flatten_dict(like).items():
+    tensor = _tensor_name(name, path)
+    shape = tensors[tensor].T.shape if tensor in tensors else None
+    if shape != leaf.shape:
+      raise ValueError(f"{file}: {tensor} should be {leaf.shape[::-1]}, is {shape and shape[::-1]}")
+    out[path] = jnp.asarray(tensors[tensor].T)
+  return traverse_util.unflatten_dict(out)
+
+
+def _tensor_name(name, path):  # "text", ("trunk_in", "kernel") -> "text.trunk_in.weight"
+  return ".".join([name, *path[:-1], hugging_face.LEAVES[path[-1]]])
 
 
 def _bert_config(bert):
@@ -148,6 +173,9 @@ def _functions(config, model, variables):
 def _readme(config, at):
   size = config.image.size
   pooled = "[:, 0]" if config.text.pooling == "cls" else "mean over attention_mask"
+  head = "x @ weight.T of projections.safetensors"
+  if config.text.get("trunk", 0) or config.image.get("trunk", 0):
+    head = "x + trunk_out(gelu(trunk_in(trunk_norm(x)))) (gelu by tanh, norm with 1e-6), " + head
   if config.image.stem == "imagenet":
     resnet = 'ResNetModel.from_pretrained("image")(pixel_values).pooler_output.flatten(1)'
   else:
@@ -166,7 +194,7 @@ model.embed_text(["two dogs on a beach"]) @ model.embed_images(["a.jpg"]).T
 import jax  # jax alone: int32 [B, {config.text.tokens}] or uint8 [B, {size}, {size}, 3] in
 embed_text = jax.export.deserialize(open("text.jax", "rb").read()).call
 
-# PyTorch: tokenizer(captions, padding=True, truncation=True); then projections, then unit norm
+# PyTorch: tokenizer(captions, padding=True, truncation=True); then {head}, then unit norm
 from transformers import BertModel, ResNetModel
 bert = BertModel.from_pretrained("text", add_pooling_layer=False)
 bert(**tokens).last_hidden_state  # then {pooled}

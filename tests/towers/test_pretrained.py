@@ -258,7 +258,7 @@ def test_torch_file(load, bert):
 @pytest.mark.skipif(importlib.util.find_spec("torch"), reason="torch is installed")
 def test_torch_files_without_torch(load, bert):
   (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
-  with pytest.raises(ImportError, match=r"needs PyTorch \(pip install torch\)"):
+  with pytest.raises(ValueError, match=r"needs PyTorch \(pip install torch\)"):
     load("text", bert)
 
 

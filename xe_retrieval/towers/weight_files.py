@@ -44,7 +44,7 @@ def read(path):
   raise ValueError(f"{path} holds no weights: expected one of {', '.join(READERS)}")
 
 
-def _read_safetensors(path):
+def read_safetensors(path):
   try:
     with safetensors.safe_open(path, "np") as file:
       return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -56,7 +56,7 @@ def _read_torch(path):
   try:
     import torch
   except ImportError as error:
-    raise ImportError(
+    raise ValueError(
       f"reading {path} needs PyTorch (pip install torch); model.safetensors needs nothing more"
     ) from error
   try:  # weights_only: such a file is a pickle, and may otherwise run any code
@@ -82,7 +82,7 @@ def _read_shards(index):
     path = index.parent / shard
     if not path.exists():
       raise ValueError(f"{index.name} names {shard}, which is not in {index.parent}")
-    tensors |= _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    tensors |= read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
   if missing := sorted(set(weight_map) - set(tensors)):
     raise ValueError(f"{index} promises tensors that its files do not hold: {_names(missing)}")
   return tensors
@@ -113,7 +113,7 @@ def _read_google(index):
 
 READERS = {
   "model.safetensors.index.json": _read_shards,
-  "model.safetensors": _read_safetensors,
+  "model.safetensors": read_safetensors,
   "pytorch_model.bin.index.json": _read_shards,
   "pytorch_model.bin": _read_torch,
   "*.pth": _read_torch,
