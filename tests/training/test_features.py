@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import chex
 import jax
@@ -158,5 +159,36 @@ def test_an_interrupted_table_goes_on_where_it_was(frozen, tmp_path, monkeypatch
 def test_an_augmented_or_learning_tower_is_not_cached(frozen):
   frozen.data.augment = "random_resized_crop"
   assert features.cacheable(frozen) == {"text"}
-  frozen.text.freeze = "1"
+  frozen.text.freeze = "0"
   assert features.cacheable(frozen) == set()
+  frozen.text.freeze = str(frozen.text.layers)  # another way to say all
+  assert features.cacheable(frozen) == {"text"}
+
+
+def test_settings_that_do_not_matter_share_a_cache(frozen, tmp_path):
+  frozen.data.dir = str(tmp_path)
+  model, variables, tokenizer, source = parts(frozen)
+  features.tables(frozen, model, variables, tokenizer, source)
+  before = files(frozen)
+  frozen.image.learning_rate, frozen.text.trunk = 1.0, 16
+  features.tables(frozen, model, variables, tokenizer, source)
+  assert files(frozen) == before
+
+
+def test_two_runs_at_once_compute_a_table_once(frozen, tmp_path, capsys):
+  frozen.data.dir = str(tmp_path)
+  path = features._directory(frozen) / "train-image-0.npy"
+  order = []
+
+  def second():
+    with features._alone(path):
+      order.append(path.exists())
+
+  with features._alone(path):
+    thread = threading.Thread(target=second)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive() and "another run computes train-image-0.npy" in capsys.readouterr().out
+    path.touch()
+  thread.join(5)
+  assert order == [True]

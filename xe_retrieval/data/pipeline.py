@@ -153,8 +153,13 @@ def choice(count: int, config, process: int = 0, processes: int = 1):
 _PAIR = ("image", "image_id", "captions", "text_ids")
 
 
-def image_batches(source: Source, size: int, batch_size: int) -> Iterator[np.ndarray]:
-  """Every picture of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short."""
+def image_batches(
+  source: Source, size: int, batch_size: int, start: int = 0
+) -> Iterator[np.ndarray]:
+  """Every picture of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
+
+  The first is batch number `start`.
+  """
 
   def read(n):  # the last batch is filled up with its own last picture, and cut at the end
     rows = np.arange(n * batch_size, (n + 1) * batch_size)
@@ -171,7 +176,8 @@ def image_batches(source: Source, size: int, batch_size: int) -> Iterator[np.nda
     data = tf.data.Dataset.range(start, stop).map(lambda n: pictures(n, careful)).prefetch(1)
     return _decoded(data, size, source.kind, batch_size).prefetch(2)
 
-  for n, batch in enumerate(_surviving(dataset, 0, -(-len(source) // batch_size), source)):
+  batches = _surviving(dataset, start, -(-len(source) // batch_size), source)
+  for n, batch in enumerate(batches, start):
     yield batch["image"][: len(source) - n * batch_size]
 
 

@@ -3,8 +3,11 @@
 A table is a .npy file under <data.dir>/features, named by a hash of everything that it depends on:
 the tower's weights and settings, the records of the split, and how pictures and captions are made
 into input. Change any of them and it is another file; later runs, seeds and losses find the same.
+It is written in parts, so that a computation that was interrupted goes on where it stopped.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import sys
@@ -18,14 +21,18 @@ from xe_retrieval.data import pipeline
 from xe_retrieval.towers import dual_encoder
 
 BATCH = 64
+SAVE = 8  # batches that an interruption can cost
 
 
 def cacheable(config) -> set[str]:
   """Which towers see the same input every time and never change: a subset of {"text", "image"}."""
-  out = {"text"} if config.text.freeze == "all" else set()
-  return out | (
-    {"image"} if config.image.freeze == "all" and config.data.augment == "none" else set()
-  )
+  model = dual_encoder.from_config(config)
+  whole = {
+    name
+    for name, tower in (("text", model.text.tower), ("image", model.image.tower))
+    if tower.frozen == len(tower.parts())
+  }
+  return whole if config.data.augment == "none" else whole - {"image"}
 
 
 def tables(
@@ -34,12 +41,12 @@ def tables(
   """The cached features of a split, memory-mapped: `image` by record, `text` by caption."""
   out = {}
   for tower in sorted(cacheable(config) & set(towers)):
-    path = (
-      _directory(config)
-      / f"{source.split}-{tower}-{_key(config, variables, tokenizer, source, tower)}.npy"
-    )
+    key = _key(config, variables, tokenizer, source, tower)
+    path = _directory(config) / f"{source.split}-{tower}-{key}.npy"
     if not path.exists():
-      _compute(path, config, model, variables, tokenizer, source, tower)
+      with _alone(path):  # another run may have made it meanwhile
+        if not path.exists():
+          _compute(path, config, model, variables, tokenizer, source, tower)
     out[tower] = np.load(path, mmap_mode="r", allow_pickle=False)
   return out
 
@@ -78,46 +85,48 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
 def _compute(path, config, model, variables, tokenizer, source, tower):
   """Writes float32 [records or captions, width]; interrupted, the next call goes on from there."""
   run = jax.jit(lambda v, x: model.apply(v, x, method=f"{tower}_features"))
-  if tower == "text":
-    captions = _captions(source)
-    inputs, count, width = _by_length(tokenizer(captions)), len(captions), config.text.width
-  else:
-    inputs = _numbered(pipeline.image_batches(source, config.image.size, BATCH))
-    count, width = len(source), config.image.widths[-1]
   part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
   done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
-  mode = "r+" if done else "w+"
-  table = np.lib.format.open_memmap(part, mode, np.float32, (count, width))
+  if tower == "text":
+    captions = _captions(source)
+    inputs, count, width = _by_length(tokenizer(captions), done), len(captions), config.text.width
+  else:
+    inputs = _numbered(pipeline.image_batches(source, config.image.size, BATCH, done), done)
+    count, width = len(source), config.image.widths[-1]
+  table = np.lib.format.open_memmap(part, "r+" if done else "w+", np.float32, (count, width))
   with tqdm(
-    total=count, desc=f"{tower} features of {source.split}", file=sys.stdout, delay=2
+    total=count,
+    initial=done * BATCH,
+    desc=f"{tower} features of {source.split}",
+    file=sys.stdout,
+    delay=2,
   ) as bar:
-    for n, (rows, batch) in enumerate(inputs):
-      if n >= done:
-        padded = np.pad(batch, [(0, BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1))
-        table[rows] = np.asarray(run(variables, padded))[: len(batch)]
-        if n % 8 == 7:
-          table.flush()
-          finished.write_text(str(n + 1))
+    for n, (rows, batch) in enumerate(inputs, done):
+      padded = np.pad(batch, [(0, BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1))
+      table[rows] = np.asarray(run(variables, padded))[: len(batch)]
+      if n % SAVE == SAVE - 1:
+        table.flush()
+        finished.write_text(str(n + 1))
       bar.update(len(batch))
   table.flush()
   part.rename(path)  # a table under its own name is complete
   finished.unlink(missing_ok=True)
 
 
-def _numbered(batches):
-  """(their numbers, pictures) batch by batch."""
-  done = 0
+def _numbered(batches, start):
+  """(their numbers, pictures) batch by batch, the first one number `start`."""
+  done = start * BATCH
   for batch in batches:
     yield slice(done, done + len(batch)), batch
     done += len(batch)
 
 
-def _by_length(tokens):  # int32 [n, T]
+def _by_length(tokens, start):  # int32 [n, T]
   """(their numbers, tokens [≤ BATCH, t]): short captions first, t no longer than they need."""
   lengths = np.count_nonzero(tokens, axis=1)
   order = np.argsort(lengths, kind="stable")
-  for start in range(0, len(tokens), BATCH):
-    rows = order[start : start + BATCH]
+  for first in range(start * BATCH, len(tokens), BATCH):
+    rows = order[first : first + BATCH]
     longest = min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])
     yield rows, tokens[rows, :longest]
 
@@ -128,8 +137,8 @@ def _captions(source):
 
 # Fields of a tower that its features do not depend on: where the weights lie (they are hashed
 # themselves), what comes after the features, and how the rest learns.
-_APART = ("pretrained", "dropout", "feature_dropout", "trunk", "learning_rate")
-_APART += ("end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
+_APART = ("pretrained", "freeze", "dropout", "batch_norm", "feature_dropout", "trunk")
+_APART += ("learning_rate", "end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
 
 
 def _key(config, variables, tokenizer, source, tower):
@@ -150,3 +159,17 @@ def _directory(config):
   out = epath.Path(config.data.dir or "~/tensorflow_datasets").expanduser() / "features"
   out.mkdir(parents=True, exist_ok=True)
   return out
+
+
+@contextlib.contextmanager
+def _alone(path):
+  """While this lasts, no other process makes the same table."""
+  lock = path.with_suffix(".lock")
+  with lock.open("w") as f:
+    try:
+      fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      print(f"another run computes {path.name}; waiting for it", flush=True)
+      fcntl.flock(f, fcntl.LOCK_EX)
+    yield
+    lock.unlink(missing_ok=True)  # whoever waits for it finds the table finished
