@@ -63,7 +63,7 @@ trap 'trap - INT TERM; kill 0' INT TERM
 echo "$(date +%T)  ${#losses[@]} losses × ${#seeds[@]} seeds, $jobs at a time; each run writes its log.txt under $out"
 for part in $(seq "$jobs"); do
   python -m xe_retrieval.table "${arguments[@]}" --part="$part/$jobs" &
-  while [ ! -f "$out/${losses[0]}-${seeds[0]}/evaluation/test/report.html" ]; do
+  while [ ! -f "$out/${losses[0]}-${seeds[0]}/done" ]; do
     kill -0 $! 2>/dev/null || break
     sleep 1
   done

@@ -32,6 +32,8 @@ def test_trains_evaluates_and_knows_that_it_did(config, tmp_path):
   found = test["transfer"]["thresholds"]
   reached = [row["threshold"] for row in chosen["targets"] if row["threshold"] is not None]
   assert [row["threshold"] for row in found] == reached and "transfer" not in validation
+  kept = json.loads((workdir / "thresholds.json").read_text())  # what search cuts by
+  assert kept["split"] == "validation"
   config.steps = 5  # would be refused, if it trained again
   assert table.run(config, workdir, ["shapes/64:train"])
 

@@ -2,7 +2,7 @@
 
 Writes metrics.json, thresholds.json, curves.npz and report.html with its plots and tables. That
 thresholds.json becomes the one of the workdir, which search and serve cut by, unless the split is
-train: on what it has learned, a model looks better than it is.
+train (on what it has learned, a model looks better than it is) or --thresholds names those chosen.
 """
 
 import json
@@ -23,6 +23,7 @@ def evaluate(
   index="exact",
   judgements=(),
   thresholds="",
+  report=True,
 ):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
   from xe_retrieval.retrieval import judgements as people
@@ -66,12 +67,13 @@ def evaluate(
   _write_json(out / "metrics.json", result.metrics)
   about = {"model": encoder.fingerprint(), "dataset": name, "split": split, "step": encoder.step}
   about |= {key: result.metrics[key] for key in ("queries", "images")}
-  for path in [out] if split == "train" else [out, pathlib.Path(workdir)]:
+  for path in [out] if split == "train" or thresholds else [out, pathlib.Path(workdir)]:
     cutoff.write(path / cutoff.NAME, about, result.thresholds, result.cutoffs)
   np.savez_compressed(out / "curves.npz", **result.curves)
+  if not report:
+    return result.metrics, None
   title = f"{name} · {split}"
-  report = page.write(out, title, config.to_dict(), encoder.step, result, pairs)
-  return result.metrics, report
+  return result.metrics, page.write(out, title, config.to_dict(), encoder.step, result, pairs)
 
 
 def default_out(workdir, split, dataset=""):

@@ -1,7 +1,8 @@
 """Table: python -m xe_retrieval.table --config=configs/flickr8k.py --out=DIR [--config.…=…] …
 
 Trains and evaluates every loss × seed in one process, each run in a workdir DIR/LOSS-SEED as
-`main` and `evaluate` would make it; then compares them. What is done already is not done again.
+`main` and `evaluate` would make it, the first seed with its pages, the others without; then
+compares them. What is done already is not done again.
 launch/table.sh does the whole: installation, data, several processes side by side.
 """
 
@@ -23,28 +24,27 @@ def workdirs(out, losses, seeds):
   return {(loss, seed): pathlib.Path(out) / f"{loss}-{seed}" for seed in seeds for loss in losses}
 
 
-def run(config, workdir, distractors=(), splits=SPLITS):
+def run(config, workdir, distractors=(), splits=SPLITS, report=True):
   """Trains and evaluates, as far as that is not done; False if it was interrupted."""
   import jax
 
   from xe_retrieval import evaluate, train
 
-  if is_done(workdir, splits):
+  if is_done(workdir):
     return True
   if int(train.train(config, workdir).step) < config.steps:
     return False
   for split in splits:
     chosen = workdir / "evaluation" / splits[0] / "thresholds.json"
-    evaluate.evaluate(
-      workdir, split, distractors=distractors, thresholds="" if split == splits[0] else chosen
-    )
+    thresholds = "" if split == splits[0] else chosen
+    evaluate.evaluate(workdir, split, distractors=distractors, thresholds=thresholds, report=report)
+  (workdir / "done").touch()
   jax.clear_caches()  # of this run's own functions
   return True
 
 
-def is_done(workdir, splits=SPLITS):
-  """The report is the last that an evaluation writes."""
-  return all((workdir / "evaluation" / split / "report.html").exists() for split in splits)
+def is_done(workdir):
+  return (workdir / "done").exists()
 
 
 def main(argv):
@@ -68,13 +68,14 @@ def main(argv):
 
 
 def _run_all(config, runs, todo, distractors):
+  first = min(seed for _, seed in runs)
   for n, (loss, seed) in enumerate(todo, 1):
     workdir, began = runs[loss, seed], time.perf_counter()
     workdir.mkdir(parents=True, exist_ok=True)
     config = config.copy_and_resolve_references()
     config.loss, config.seed = loss, seed
     with (workdir / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-      finished = run(config, workdir, distractors)
+      finished = run(config, workdir, distractors, report=seed == first)
     if not finished:
       sys.exit("stopped; the same command goes on from there")
     seconds = time.perf_counter() - began
