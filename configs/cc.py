@@ -99,4 +99,9 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.eval_every = 1_000  # validation metrics
   config.checkpoint_every = 1_000
   config.keep_checkpoints = 3  # the latest ones; the best on validation is kept besides
+  config.keep_every = 0  # and those whose step is a multiple of this; 0: none
+
+  # ---- what is seen of a run, beside the terminal, metrics.jsonl and TensorBoard ----
+  config.wandb = ""  # project of Weights & Biases (pip install wandb); "": not asked for
+  config.profile_steps = ""  # as 10:15, for TensorBoard's profiler, into workdir/profile; "": none
   return config

@@ -1,11 +1,16 @@
-"""The scripts are at least shell."""
+"""The launch files: shell that is shell, YAML that is a JobSet, commands whose flags parse."""
 
+import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
+import yaml
+from absl import flags
 
 from tests.conftest import ROOT
+from xe_retrieval import command_line, main, settings
 
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / ".ci" / "run"]
 
@@ -13,3 +18,118 @@ SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / ".ci" / "run"]
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: pathlib.Path(s).name)
 def test_shell_syntax(script):
   subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.fixture
+def stage(tmp_path):
+  """Directories in which `python`, `srun` and `gcloud` run or write down what they are given."""
+  programs = {
+    "python": 'printf "%s\\n" "$@" > "$STAGE/argv"',
+    "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"',
+    "gcloud": 'for a; do case $a in --command=*) ran=${a#--command=};; esac; done\n'
+    'case ${ran:-} in *"exec python"*) cd "$STAGE" && eval "(${ran})";; esac',
+  }  # fmt: skip
+  for name, body in programs.items():
+    (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+    (tmp_path / name).chmod(0o755)
+  for folder in ("venv/bin", "xe_retrieval/.venv/bin"):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "activate").write_text("")
+  path = f"{tmp_path}:{os.environ['PATH']}"
+  return dict(os.environ, PATH=path, STAGE=str(tmp_path), VIRTUAL_ENV=str(tmp_path / "venv"))
+
+
+def parsed(argv, devices):
+  """The config that this command line gives, with its fields found possible."""
+  assert argv[:2] == ["-m", "xe_retrieval.main"]
+  flags.FLAGS.unparse_flags()
+  command_line.parse(["main", *argv[2:]])
+  assert main._WORKDIR.value
+  settings.validate(main._CONFIG.value, devices)
+  return main._CONFIG.value
+
+
+@pytest.mark.parametrize(("script", "devices"), [("slurm.sh", 16), ("tpu_pod.sh", 16)])
+def test_the_command_of_a_script_parses(script, devices, stage):
+  subprocess.run(["bash", ROOT / "launch" / script], check=True, env=stage, cwd=ROOT)
+  argv = (pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
+  config = parsed(argv, devices)
+  assert main._DISTRIBUTED.value
+  assert config.batch_size >= 4096 and config.data.dir.endswith("/datasets")
+
+
+def test_the_job_set():
+  job = yaml.safe_load((ROOT / "launch" / "kubernetes.yaml").read_text())
+  assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+  _check(job, JOBSET, "JobSet")
+  (workers,) = job["spec"]["replicatedJobs"]
+  spec = workers["template"]["spec"]
+  pod = spec["template"]["spec"]
+  (container,) = pod["containers"]
+  env = {e["name"]: e for e in container["env"]}
+  hosts = spec["parallelism"]
+  assert spec["completions"] == hosts == int(env["JAX_NUM_PROCESSES"]["value"])
+  name = job["metadata"]["name"]
+  host, port = env["JAX_COORDINATOR_ADDRESS"]["value"].split(":")
+  assert host == f"{name}-{workers['name']}-0-0.{name}"
+  assert container["ports"][0]["containerPort"] == int(port)
+  assert "completion-index" in env["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
+  assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+  assert container["command"][0] == "python"
+  parsed(container["command"][1:], hosts * container["resources"]["limits"]["google.com/tpu"])
+
+
+# The part of the JobSet and pod schemas that is used: a field that is not here is a misspelling.
+CONTAINER = {
+  "name": str, "image": str, "workingDir": str, "command": [str],
+  "env": [{"name": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath": str}}}],
+  "ports": [{"containerPort": int}],
+  "resources": {"limits": {"google.com/tpu": int}},
+  "volumeMounts": [{"name": str, "mountPath": str}],
+}  # fmt: skip
+POD = {
+  "restartPolicy": str, "terminationGracePeriodSeconds": int, "containers": [CONTAINER],
+  "nodeSelector": dict,
+  "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}}],
+}  # fmt: skip
+JOB = {
+  "parallelism": int, "completions": int, "completionMode": str, "backoffLimit": int,
+  "template": {"spec": POD},
+}  # fmt: skip
+JOBSET = {
+  "apiVersion": str, "kind": str, "metadata": {"name": str},
+  "spec": {
+    "network": {"enableDNSHostnames": bool},
+    "failurePolicy": {"maxRestarts": int},
+    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB}}],
+  },
+}  # fmt: skip
+
+
+def _check(value, schema, where):
+  if isinstance(schema, dict):
+    assert isinstance(value, dict), where
+    for key, part in value.items():
+      assert key in schema, f"{where}.{key} is not a field"
+      _check(part, schema[key], f"{where}.{key}")
+  elif isinstance(schema, list):
+    assert isinstance(value, list) and value, where
+    for i, part in enumerate(value):
+      _check(part, schema[0], f"{where}[{i}]")
+  else:
+    assert isinstance(value, schema), where
+
+
+def test_local_processes_number_their_processes_and_pass_on_failure():
+  script = ROOT / "launch" / "local_processes.sh"
+  show = "import os; print(*(os.environ['JAX_' + k] for k in ('NUM_PROCESSES', 'PROCESS_ID')))"
+  out = subprocess.run(
+    [script, "3", "--", sys.executable, "-c", show], check=True, capture_output=True, text=True
+  )
+  assert sorted(out.stdout.split("\n")[:3]) == ["3 0", "3 1", "3 2"]
+  fail = "import os, sys, time; os.environ['JAX_PROCESS_ID'] == '1' and sys.exit(3); time.sleep(60)"
+  failed = subprocess.run(
+    [script, "2", "--", sys.executable, "-c", fail], env=dict(os.environ, GRACE="0"), timeout=30
+  )
+  assert failed.returncode == 3
+  assert subprocess.run([script, "2"], capture_output=True).returncode == 2

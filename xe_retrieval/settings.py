@@ -1,6 +1,8 @@
 """A config's first reader: every impossible value is one clear sentence, before any work."""
 
+import importlib.util
 import json
+import re
 
 from ml_collections import ConfigDict
 
@@ -44,7 +46,21 @@ def validate(config: ConfigDict, devices: int = 1) -> None:
     )
   _require(config, "clip_norm", config.clip_norm >= 0, "at least 0")
   _require(config, "ema_decay", 0 <= config.ema_decay < 1, "in [0, 1)")
+  _require(config, "keep_every", config.keep_every >= 0, "at least 0")
+  profiled(config)
+  if config.wandb and not importlib.util.find_spec("wandb"):
+    raise ValueError(f"config.wandb={config.wandb!r} needs a package: pip install wandb")
   dual_encoder.from_config(config)  # the towers check their own fields
+
+
+def profiled(config: ConfigDict) -> range:
+  """The steps that config.profile_steps names, the last one included."""
+  if not config.profile_steps:
+    return range(0)
+  match = re.fullmatch(r"(\d+):(\d+)", config.profile_steps)
+  steps = match and range(int(match[1]), int(match[2]) + 1)
+  _require(config, "profile_steps", steps and steps[0] > 0, "the first and the last step, as 10:15")
+  return steps
 
 
 def to_json(config: ConfigDict) -> str:

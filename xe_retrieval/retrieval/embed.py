@@ -30,7 +30,8 @@ class Encoder:
     self._mesh = mesh.make(devices)
     self._batch = math.ceil(batch / self._mesh.size) * self._mesh.size
     rows, everywhere = mesh.rows(self._mesh), mesh.everywhere(self._mesh)
-    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=rows)
+    out = rows if jax.process_count() == 1 else everywhere  # every process wants all vectors
+    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=out)
     self._text = compiled(lambda v, x: _unit(model.apply(v, x, method="embed_text")))
     self._image = compiled(lambda v, x: _unit(model.apply(v, x, method="embed_image")))
 
@@ -95,7 +96,7 @@ def restore(workdir, which: str = "best") -> Encoder:
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = settings.from_json((workdir / "config.json").read_text())
-  saved = checkpoints.Checkpoints(workdir, keep=config.keep_checkpoints)
+  saved = checkpoints.Checkpoints(workdir, read_only=True)
   at = saved.latest() if which == "latest" else saved.best()
   if at is None:
     raise ValueError(f"{workdir} holds no finished checkpoint yet")

@@ -51,7 +51,7 @@ def _ranks(queries, parts, own, devices):
   if devices is None:
     import jax  # only here: reading ranks on a laptop should not wait for it
 
-    devices = [] if jax.default_backend() == "cpu" else jax.devices()
+    devices = [] if jax.default_backend() == "cpu" else jax.local_devices()
   if devices:
     return _ranks_on(devices, queries, parts, own)
   right = _Right(queries, parts, own)

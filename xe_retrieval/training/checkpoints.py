@@ -1,16 +1,19 @@
 """Orbax checkpoints: what evaluation needs (`model`) apart from what only training needs.
 
 Checkpoint n is the state after n steps. Batch n is a function of (seed, n), so the step is also
-the position in the data.
+the position in the data. `run` is JSON: position, best so far, config, and a fingerprint of every
+array, by which a damaged checkpoint is told from a whole one.
 """
 
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
+from xe_retrieval.training import processes
 from xe_retrieval.training.step import TrainState
 
 BEST = "pr_auc"  # of the validation split
@@ -19,45 +22,93 @@ BEST = "pr_auc"  # of the validation split
 class Checkpoints:
   """The checkpoints of a workdir; saving goes on in the background, and is all or nothing."""
 
-  def __init__(self, workdir, keep: int = 3):
-    best = policies.BestN(get_metric_fn=_quality, n=1, keep_checkpoints_without_metrics=False)
-    self._manager = ocp.CheckpointManager(
-      epath.Path(workdir).resolve() / "checkpoints",
-      options=ocp.CheckpointManagerOptions(
-        preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-        cleanup_tmp_directories=True,
-      ),
-      item_names=("model", "training"),
+  def __init__(
+    self, workdir, keep: int = 3, keep_every: int = 0, read_only: bool = False, say=print
+  ):
+    self._workdir = epath.Path(workdir).resolve()
+    kept = [
+      policies.LatestN(keep),
+      policies.BestN(get_metric_fn=_quality, n=1, keep_checkpoints_without_metrics=False),
+    ]
+    if keep_every:
+      kept.append(policies.EveryNSteps(keep_every))
+    self._options = ocp.CheckpointManagerOptions(
+      preservation_policy=policies.AnyPreservationPolicy(kept),
+      cleanup_tmp_directories=not read_only,
+      read_only=read_only,
     )
+    self._say, self._failure = say, None
+    self._open()
 
   def latest(self) -> int | None:
     return self._manager.latest_step()
 
   def best(self) -> int | None:
     """The step with the best validation metric, or the latest if none was measured."""
-    measured = {s: self._manager.metrics(s) for s in self._manager.all_steps()}
-    measured = {s: _quality(m) for s, m in measured.items() if m}
+    measured = self._measured()
     return max(measured, key=measured.get) if measured else self.latest()
 
-  def save(self, state: TrainState, metrics: dict | None = None) -> None:
-    """`metrics` are those of the validation split, if they were measured at this very step."""
+  def save(self, state: TrainState, metrics: dict | None = None, config: str = "") -> None:
+    """`metrics` are those of the validation split, if they were measured at this very step.
+
+    What fails in the background (a full disk) is said at the next save, which tries again.
+    """
     step = int(state.step)
+    self._settle(step)
+    self._failure = None
     if step in self._manager.all_steps():
       return
     model, training = _items(state)
+    measured = self._measured() | ({step: _quality(metrics)} if metrics else {})
+    best = max(measured, key=measured.get, default=None)
+    run = {
+      "position": step,  # in the data: the number of the next batch, counted from 0
+      "best": None if best is None else {"step": best, BEST: measured[best]},
+      "config": config,
+      "fingerprints": _fingerprints(model | training),
+    }
     items = ocp.args.Composite(
-      model=ocp.args.StandardSave(model), training=ocp.args.StandardSave(training)
+      model=ocp.args.StandardSave(model),
+      training=ocp.args.StandardSave(training),
+      run=ocp.args.JsonSave(run),
     )
-    self._manager.save(step, args=items, metrics=metrics, force=True)
+    try:
+      self._manager.save(step, args=items, metrics=metrics, force=True)
+    except (OSError, ValueError, RuntimeError) as error:
+      self._failed(step, error)
+
+  def resume(self, like: TrainState) -> TrainState | None:
+    """The newest state that is whole; damaged ones are said, and moved to workdir/damaged."""
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    for step in steps:
+      try:
+        return self.restore(step, like)
+      except _Misfit as error:
+        raise ValueError(f"checkpoint {step} of {self._workdir} {error}") from error
+      except Exception as error:  # whatever Orbax and TensorStore make of a damaged file
+        self._say(f"WARNING: checkpoint {step} of {self._workdir} is damaged ({_line(error)})")
+        self._say(f"WARNING: it was moved to {self._set_aside(step)}; trying the one before")
+    if steps:
+      raise ValueError(
+        f"none of the checkpoints {steps} of {self._workdir} is whole; they are in "
+        f"{self._workdir / 'damaged'} now, and the same command starts from the beginning"
+      )
+    return None
 
   def restore(self, step: int, like: TrainState) -> TrainState:
     """The whole state; `like` gives shapes, types and shardings."""
     model, training = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
+    self._fits(step, model | training)
     items = ocp.args.Composite(
-      model=ocp.args.StandardRestore(model), training=ocp.args.StandardRestore(training)
+      model=ocp.args.StandardRestore(model),
+      training=ocp.args.StandardRestore(training),
+      run=ocp.args.JsonRestore(),
     )
     restored = self._manager.restore(step, args=items)
-    return TrainState(**restored["model"], **restored["training"])
+    parts = {**restored["model"], **restored["training"]}
+    _verify(parts, restored["run"]["fingerprints"])
+    ema = parts.pop("learning", None)  # then `params` are their running mean
+    return TrainState(**parts | ({"params": ema, "ema": parts["params"]} if ema else {}))
 
   def restore_model(self, step: int, like: dict) -> dict:
     """{"params", "batch_stats"} only; `like` gives shapes, types and shardings."""
@@ -65,9 +116,68 @@ class Checkpoints:
     return self._manager.restore(step, args=items)["model"]
 
   def close(self) -> None:
-    """Waits for saves under way."""
-    self._manager.wait_until_finished()
+    """Waits for saves under way; OSError if the last one failed."""
+    self._settle()
     self._manager.close()
+    if self._failure:
+      raise OSError(self._failure)
+
+  def _open(self):
+    handlers = {
+      "model": ocp.StandardCheckpointHandler(),
+      "training": ocp.StandardCheckpointHandler(),
+      "run": ocp.JsonCheckpointHandler(),
+    }
+    self._manager = ocp.CheckpointManager(
+      self._workdir / "checkpoints", options=self._options, item_handlers=handlers
+    )
+
+  def _settle(self, step=None):
+    """Waits for the save under way, and sees how it went."""
+    try:
+      self._manager.wait_until_finished()
+    except (OSError, ValueError, RuntimeError) as error:
+      self._failed(step, error)
+
+  def _failed(self, step, error):
+    """Makes room again and goes on: what has been trained may still be saved later."""
+    self._manager.close()
+    self._open()  # removes what was half written
+    last = self.latest()
+    kept = f"the last whole one is of step {last}" if last else "there is none yet"
+    self._failure = f"a checkpoint could not be saved under {self._workdir}; {kept}: {_line(error)}"
+    self._say(f"WARNING: {self._failure}")
+
+  def _measured(self):
+    """{step: validation metric} of the checkpoints that have one."""
+    metrics = {s: self._manager.metrics(s) for s in self._manager.all_steps()}
+    return {s: _quality(m) for s, m in metrics.items() if m}
+
+  def _set_aside(self, step):
+    target = self._workdir / "damaged" / str(step)
+    if processes.first():
+      target.parent.mkdir(exist_ok=True)
+      if target.exists():
+        target.rmtree()
+      (self._workdir / "checkpoints" / str(step)).rename(target)
+    with processes.one_after_the_other(f"damaged {step}"):
+      self._manager.reload()
+    return target
+
+  def _fits(self, step, like):
+    """Shapes first: a config that became another is no damage."""
+    metadata = self._manager.item_metadata(step)
+    there = _flat({**metadata["model"].tree, **metadata["training"].tree})
+    here = _flat(like)
+    for name in sorted(there.keys() | here.keys()):
+      a, b = (tuple(tree[name].shape) if name in tree else None for tree in (there, here))
+      if a != b:
+        a, b = ("absent" if x is None else list(x) for x in (a, b))
+        raise _Misfit(f"does not fit the config: {name} is {a} there and {b} here")
+
+
+class _Misfit(ValueError):
+  pass
 
 
 def _quality(metrics):
@@ -75,6 +185,47 @@ def _quality(metrics):
 
 
 def _items(state):
+  """What evaluation takes (with a running mean of the parameters, this) and the rest."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  if ema := fields.pop("ema"):
+    fields["learning"], fields["params"] = fields["params"], ema
   model = {name: fields.pop(name) for name in ("params", "batch_stats")}
   return model, fields
+
+
+def _fingerprints(tree):
+  mixed = {name: _mix(x) for name, x in _flat(tree).items()}  # one program for each shape
+  return {name: int(value) for name, value in jax.device_get(mixed).items()}
+
+
+def _verify(tree, expected):
+  for name, value in _fingerprints(tree).items():
+    if expected.get(name) != value:
+      raise OSError(f"{name} is not what was saved")
+
+
+@jax.jit
+def _mix(x):
+  """A uint32, another if any bit of x is; computed where it lies, the same in any sharding."""
+  if x.dtype == jnp.bool_:
+    x = x.astype(jnp.uint8)
+  bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
+  place = jnp.uint32(0)
+  for axis, size in enumerate(bits.shape):
+    place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+  bits = (bits ^ (place * jnp.uint32(0x9E3779B9))) * jnp.uint32(0x85EBCA6B)
+  return jnp.sum((bits ^ (bits >> 16)) * jnp.uint32(0xC2B2AE35), dtype=jnp.uint32)
+
+
+def _flat(tree):
+  """{"params.text.tower…": leaf}; Orbax gives optax's named tuples back as dicts, this as both."""
+
+  def name(key):
+    return str(next(getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a)))
+
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {".".join(map(name, path)): leaf for path, leaf in leaves}
+
+
+def _line(error):
+  return " ".join(str(error).split())[:300] or type(error).__name__

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from xe_retrieval.data import pipeline
 from xe_retrieval.towers import dual_encoder
+from xe_retrieval.training import processes
 
 BATCH = 64
 SAVE = 8  # batches that an interruption can cost
@@ -43,10 +44,11 @@ def tables(
   for tower in sorted(cacheable(config) & set(towers)):
     key = _key(config, variables, tokenizer, source, tower)
     path = _directory(config) / f"{source.split}-{tower}-{key}.npy"
-    if not path.exists():
-      with _alone(path):  # another run may have made it meanwhile
-        if not path.exists():
-          _compute(path, config, model, variables, tokenizer, source, tower)
+    with processes.one_after_the_other(path.name):  # the others find what the first computed
+      if not path.exists():
+        with _alone(path):  # another run may have made it meanwhile
+          if not path.exists():
+            _compute(path, config, model, variables, tokenizer, source, tower)
     out[tower] = np.load(path, mmap_mode="r", allow_pickle=False)
   return out
 

@@ -1,5 +1,7 @@
-"""What people see of a run: a terminal line, metrics.jsonl, TensorBoard."""
+"""What people see of a run: a terminal line, metrics.jsonl, TensorBoard, Weights & Biases."""
 
+import contextlib
+import hashlib
 import json
 import sys
 import time
@@ -7,22 +9,35 @@ import time
 from etils import epath
 
 from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.training import processes
 
 
 class Log:
-  """Writes the same numbers to three places; on a terminal one line is steadily updated."""
+  """Writes the same numbers everywhere; on a terminal one line is steadily updated.
 
-  def __init__(self, workdir, steps: int, batch_size: int, start: int):
-    self._jsonl = (epath.Path(workdir) / "metrics.jsonl").open("a")
-    self._board = tf.summary.create_file_writer(str(epath.Path(workdir) / "tensorboard"))
-    self._steps, self._batch_size = steps, batch_size
+  Of several processes only the first one writes. `flops` is the work of a step as a share of what
+  the devices could do in a second, where that is known (flops.py).
+  """
+
+  def __init__(self, workdir, config, start: int, flops: float | None = None):
+    self._workdir, self._flops = epath.Path(workdir), flops
+    self._steps, self._batch_size = config.steps, config.batch_size
     self._step, self._time, self._waited = start, time.perf_counter(), 0.0
     self._began = None  # (step, time) once compilation is over
     self._live = sys.stdout.isatty()
+    self._speaks, self._well = processes.first(), True
+    self._writers = []
+    if self._speaks:
+      self._writers = [_Jsonl(self._workdir / "metrics.jsonl", start), _TensorBoard(self._workdir)]
+      if config.wandb:
+        self._writers.append(_Wandb(self._workdir, config))
 
-  def waited(self, seconds: float) -> None:
-    """Adds time in which the devices had nothing to do because data was not there yet."""
-    self._waited += seconds
+  @contextlib.contextmanager
+  def waiting(self):
+    """Around what the devices wait for because data are not there yet."""
+    before = time.perf_counter()
+    yield
+    self._waited += time.perf_counter() - before
 
   def train(self, step: int, metrics: dict) -> None:
     """Metrics of the step just taken, with the speed since the last call."""
@@ -31,7 +46,10 @@ class Log:
     speed = {
       "pairs_per_second": count * self._batch_size / seconds,
       "data_wait_ms": 1e3 * self._waited / count,
+      "data_wait_share": self._waited / seconds,
     }
+    if self._flops:
+      speed["mfu"] = self._flops * count / seconds
     self._step, self._time, self._waited = step, now, 0.0
     self._began = self._began or (step, now)
     self._write(step, {**metrics, **speed})
@@ -63,24 +81,96 @@ class Log:
     self._print(line, transient=False)
 
   def close(self) -> None:
-    if self._live:
+    if self._live and self._speaks:
       print(flush=True)
-    self._jsonl.close()
-    self._board.close()
+    for writer in self._writers:
+      with contextlib.suppress(OSError, tf.errors.OpError):  # said before
+        writer.close()
 
   def _write(self, step, metrics):
-    values = {name: float(value) for name, value in metrics.items()}
-    self._jsonl.write(json.dumps({"step": step, **values}) + "\n")
-    self._jsonl.flush()
-    with self._board.as_default(step):
-      for name, value in values.items():
-        tf.summary.scalar(name, value)
+    """A full disk is said once, and does not end the run: there may be room again."""
+    values = {name: float(value) for name, value in metrics.items() if name != "finite"}
+    well = True
+    for writer in self._writers:
+      try:
+        writer.write(step, values)
+      except (OSError, tf.errors.OpError) as error:
+        well = False
+        if self._well:
+          self.say(f"WARNING: metrics of step {step} cannot be written to {self._workdir}: {error}")
+    self._well = well
 
   def _print(self, line, transient):
+    if not self._speaks:
+      return
     if self._live:
       print(f"\r\033[K{line}", end="" if transient else "\n", flush=True)
     else:
       print(line, flush=True)
+
+
+class _Jsonl:
+  """One line per call; what a run that was killed wrote after step `start` goes: it comes again."""
+
+  def __init__(self, path, start):
+    if path.exists():
+      lines = path.read_text().splitlines(keepends=True)
+      kept = [line for line in lines if _step(line) <= start]
+      if len(kept) < len(lines):
+        unfinished = path.with_name("metrics.jsonl.tmp")
+        unfinished.write_text("".join(kept))
+        unfinished.replace(path)
+    self._file = path.open("a")
+
+  def write(self, step, values):
+    self._file.write(json.dumps({"step": step, **values}) + "\n")
+    self._file.flush()
+
+  def close(self):
+    self._file.close()
+
+
+def _step(line):
+  try:
+    return json.loads(line)["step"]
+  except ValueError:  # cut off in the middle
+    return float("inf")
+
+
+class _TensorBoard:
+  def __init__(self, workdir):
+    self._board = tf.summary.create_file_writer(str(workdir / "tensorboard"))
+
+  def write(self, step, values):
+    with self._board.as_default(step):
+      for name, value in values.items():
+        tf.summary.scalar(name, value)
+
+  def close(self):
+    self._board.close()
+
+
+class _Wandb:
+  """A run of the project config.wandb, gone on with when the workdir is."""
+
+  def __init__(self, workdir, config):
+    import wandb
+
+    identity = hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:12]
+    self._run = wandb.init(
+      project=config.wandb,
+      dir=str(workdir),
+      name=workdir.name,
+      id=identity,
+      resume="allow",
+      config=config.to_dict(),
+    )
+
+  def write(self, step, values):
+    self._run.log(values, step=step)
+
+  def close(self):
+    self._run.finish()
 
 
 def _clock(seconds):

@@ -1,0 +1,252 @@
+"""Kills training over and over, and looks whether anything was lost.
+
+  python -m benchmarks.faults [--kills=200] [--at_once=2] [--seed=0]
+
+Runs of tiny towers are killed at random: SIGKILL in the middle of a save, at any step, while
+starting; SIGTERM and SIGINT. Each is started again in the same workdir until it is done, then comes
+the next one. Before each life every checkpoint that calls itself whole is compared, all bytes, with
+that step of a run which was never stopped; so are the arrays at the end.
+
+A process costs seconds to start: so one imports the libraries once, without touching a device, and
+all lives are forks of it.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+import jax
+
+from configs import quickstart
+from xe_retrieval import settings, train
+from xe_retrieval.training import build, mesh
+from xe_retrieval.training.checkpoints import Checkpoints
+
+STEPS = 60
+KINDS = {"in a save": 5, "at a step": 2, "at the start": 1, "SIGTERM": 1, "SIGINT": 1}
+
+
+def main():
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--kills", type=int, default=200)
+  parser.add_argument("--at_once", type=int, default=2)
+  parser.add_argument("--seed", type=int, default=0)
+  args = parser.parse_args()
+  began = time.time()
+  with tempfile.TemporaryDirectory() as root:
+    root = pathlib.Path(root)
+    jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    _live(root / "reference", _train, _config(root, every=1, keep=STEPS))
+    _live(root / "reference", _digest, root / "digests.json")
+    print(f"a run of {STEPS} steps that was never stopped: {time.time() - began:.0f} s", flush=True)
+    share = [
+      args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
+    ]
+    workers = [
+      _fork(lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i))
+      for i in range(args.at_once)
+    ]
+    for pid in workers:
+      os.waitpid(pid, 0)
+    results = [_read(root / f"worker_{i}" / "results.json") for i in range(args.at_once)]
+    _report(results, time.time() - began)
+
+
+def _worker(root, kills, seed):
+  """So many kills, one after the other; writes results.json."""
+  root.mkdir()
+  draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
+  reference = _read(root.parent / "digests.json")
+  out = {"killed": dict.fromkeys(KINDS, 0), "runs": 0, "unusable": [], "half": [], "different": []}
+  while sum(out["killed"].values()) < kills:
+    workdir = root / f"run_{out['runs']}"
+    done = False
+    while not done and sum(out["killed"].values()) < kills:
+      half = _look(workdir, reference)
+      out["half"] += half
+      kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+      status = _one_life(workdir, config, kind, draw)
+      if status == "killed":
+        out["killed"][kind] += 1
+      elif status != "done":
+        out["unusable"].append(f"{workdir.name}, {kind}: {status}\n{_log(workdir)}")
+        break
+      done = status == "done"
+      print(".", end="", flush=True)
+    out["runs"] += 1
+    if not done and not out["unusable"]:
+      status = _one_life(workdir, config, None, draw)  # the last one lives to its end
+      if status != "done":
+        out["unusable"].append(f"{workdir.name}: {status}\n{_log(workdir)}")
+    out["different"] += _look(workdir, reference, at_least=STEPS)
+  (root / "results.json").write_text(json.dumps(out))
+
+
+def _one_life(workdir, config, kind, draw):
+  """Trains in a fork, and kills it in the way named: 'killed', 'done' or what went wrong."""
+  before = _lines(workdir)
+  pid = _fork(lambda: _train(workdir, config), workdir)
+  number = getattr(signal, kind) if kind and kind.startswith("SIG") else signal.SIGKILL
+  wait = draw.uniform(0, 4) if kind == "at the start" else draw.uniform(0, 0.04)
+  steps, began = draw.randint(1, 8), time.time()
+  killed = False
+  while True:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended:
+      break
+    if time.time() - began > 300:
+      os.kill(pid, signal.SIGKILL)
+      os.waitpid(pid, 0)
+      return "hung"
+    ready = {
+      "in a save": lambda: _saving(workdir),
+      "at the start": lambda: True,
+      None: lambda: False,
+    }.get(kind, lambda: _lines(workdir) >= before + steps)()
+    if ready and not killed:
+      time.sleep(wait)
+      os.kill(pid, number)
+      killed = True
+    time.sleep(0.002)
+  code = os.waitstatus_to_exitcode(status)
+  if code == -signal.SIGKILL:
+    return "killed"
+  if code:
+    return f"exit code {code}"
+  if _newest(workdir) == STEPS:
+    return "done"
+  return "killed" if killed else "ended early"
+
+
+def _look(workdir, reference, at_least=0):
+  """Checkpoints that are there and not what they should be."""
+  found = workdir.with_suffix(".json")
+  if not (workdir / "checkpoints").exists():
+    return []
+  _live(workdir, _digest, found)
+  digests = _read(found)
+  wrong = [f"{workdir.name}/{step}" for step, d in digests.items() if reference[step] != d]
+  if at_least and str(at_least) not in digests:
+    wrong.append(f"{workdir.name} has no step {at_least}")
+  return wrong
+
+
+def _train(workdir, config):
+  train.train(config, workdir, jax.devices()[:1])
+
+
+def _digest(workdir, out):
+  """{step: sha256 of all bytes of the state} of every checkpoint, written to `out`."""
+  config = settings.from_json((workdir / "config.json").read_text())
+  like = build.build(config, mesh.make(jax.devices()[:1])).state
+  saved = Checkpoints(workdir, read_only=True)
+  digests = {}
+  for step in saved._manager.all_steps():
+    digest = hashlib.sha256()
+    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(step, like))):
+      digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
+    digests[step] = digest.hexdigest()
+  out.write_text(json.dumps(digests))
+
+
+def _config(root, every, keep):
+  config = quickstart.get_config()
+  config.steps, config.batch_size = STEPS, 16
+  config.data.name, config.data.dir = "shapes/64", str(root / "data")
+  config.text.layers, config.text.width, config.text.heads, config.text.mlp = 1, 16, 2, 16
+  config.text.dropout = 0.1  # so that the state of the random numbers counts
+  config.image.size, config.image.stem_width = 16, 8
+  config.image.depths, config.image.widths = (1,), (16,)
+  config.embedding_dim, config.ema_decay = 8, 0.9
+  config.log_every, config.eval_every, config.checkpoint_every = 1, 20, every
+  config.keep_checkpoints = keep
+  return config
+
+
+def _live(workdir, function, *arguments):
+  """Runs in a fork, to the end."""
+  status = os.waitstatus_to_exitcode(
+    os.waitpid(_fork(lambda: function(workdir, *arguments), workdir), 0)[1]
+  )
+  if status:
+    sys.exit(f"{function.__name__} of {workdir} ended with {status}:\n{_log(workdir)}")
+
+
+def _fork(function, workdir=None):
+  pid = os.fork()
+  if pid:
+    return pid
+  code = 1
+  try:
+    if workdir:
+      workdir.parent.mkdir(exist_ok=True)
+      log = os.open(workdir.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+      os.dup2(log, 1)
+      os.dup2(log, 2)
+    function()
+    code = 0
+  except BaseException:
+    traceback.print_exc()
+  finally:
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _saving(workdir):
+  try:
+    return any("tmp" in name for name in os.listdir(workdir / "checkpoints"))
+  except OSError:
+    return False
+
+
+def _newest(workdir):
+  names = os.listdir(workdir / "checkpoints") if (workdir / "checkpoints").exists() else []
+  return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _lines(workdir):
+  try:
+    return (workdir / "metrics.jsonl").read_bytes().count(b"\n")
+  except OSError:
+    return 0
+
+
+def _log(workdir):
+  return workdir.with_suffix(".log").read_text()[-3000:]
+
+
+def _read(path):
+  return json.loads(path.read_text())
+
+
+def _report(results, seconds):
+  killed = {kind: sum(r["killed"][kind] for r in results) for kind in KINDS}
+  print(f"\n{sum(killed.values())} kills in {seconds:.0f} s: ", end="")
+  print(", ".join(f"{count} {kind}" for kind, count in killed.items()))
+  wrong = {
+    "unusable workdirs": "unusable",
+    "half checkpoints taken for whole": "half",
+    "ends with other bytes": "different",
+  }
+  for name, field in wrong.items():
+    found = [x for r in results for x in r[field]]
+    print(f"{len(found)} {name}" + "".join(f"\n  {x}" for x in found))
+  print(f"{sum(r['runs'] for r in results)} runs of {STEPS} steps")
+  if any(r[field] for r in results for field in wrong.values()):
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  main()

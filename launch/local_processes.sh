@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# N processes of one command on this machine, joined by jax.distributed; the first one speaks.
+#
+#   launch/local_processes.sh 2 -- python -m xe_retrieval.main --config=… --workdir=…
+#
+# JAX_NUM_CPU_DEVICES=2 gives each of them two virtual CPU devices. Ctrl-C and SIGTERM reach all.
+set -euo pipefail
+usage() { echo "usage: $0 N -- COMMAND…" >&2; exit 2; }
+[[ ${1:-} =~ ^[1-9][0-9]*$ && ${2:-} == -- && $# -ge 3 ]] || usage
+count=$1
+shift 2
+
+free='import socket; s = socket.socket(); s.bind(("localhost", 0)); print(s.getsockname()[1])'
+port=${PORT:-$("${PYTHON:-python3}" -c "$free")}
+export JAX_COORDINATOR_ADDRESS=localhost:$port JAX_NUM_PROCESSES=$count
+processes=()
+for ((i = 0; i < count; i++)); do
+  JAX_PROCESS_ID=$i "$@" &
+  processes+=($!)
+done
+trap 'kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
+
+# The first that ends in error ends them all: the others would wait for it.
+status=0
+for ((i = 0; i < count; i++)); do
+  code=0
+  wait -n "${processes[@]}" || code=$?
+  while ((code > 128)) && kill -0 "${processes[@]}" 2>/dev/null; do  # woken by a signal of ours
+    code=0
+    wait -n "${processes[@]}" || code=$?
+  done
+  if ((code && !status)); then
+    status=$code
+    sleep "${GRACE:-5}"
+    kill -KILL "${processes[@]}" 2>/dev/null || true
+  fi
+done
+exit $status

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# One process per GPU on a SLURM cluster: sbatch launch/slurm.sh
+# Two minutes before the time limit, and at a preemption, SLURM sends SIGTERM: the state is saved,
+# and the job that is put back in the queue goes on from there.
+#
+# ---- edit: how much of the cluster ----
+#SBATCH --job-name=xe_retrieval
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gres=gpu:8
+#SBATCH --cpus-per-task=12
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=TERM@120
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
+
+# ---- edit: what to train, and where (a directory that all nodes see) ----
+SHARED=${SHARED:-$HOME/xe_retrieval}
+TRAIN=${TRAIN:-"--config=configs/cc.py:cross_example_negative_mining --config.batch_size=4096 --config.dtype=bfloat16"}
+
+source "${VIRTUAL_ENV:-$PWD/.venv}/bin/activate" # pip install -c constraints.txt -e '.[cuda]'
+srun --kill-on-bad-exit=1 python -m xe_retrieval.main --distributed \
+  --workdir="$SHARED/runs/cc" --config.data.dir="$SHARED/datasets" $TRAIN

@@ -1,0 +1,139 @@
+"""Nothing is lost: damage, full disks, changed configs and numbers that are none."""
+
+import json
+import resource
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from xe_retrieval import train
+from xe_retrieval.retrieval import embed
+from xe_retrieval.training import build, mesh, step
+from xe_retrieval.training.checkpoints import Checkpoints
+
+ONE = jax.devices()[:1]
+
+
+def run(config, workdir, **kwargs):
+  return jax.device_get(train.train(config, workdir, ONE, **kwargs))
+
+
+def saved(workdir):
+  return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdecimal())
+
+
+def largest(folder):
+  return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+@pytest.fixture
+def damage(request):
+  def flip(folder):
+    file = largest(folder / "model")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+  def cut(folder):
+    file = largest(folder)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+  def lose(folder):
+    (folder / "training" / "_METADATA").unlink()
+
+  return {"flip": flip, "cut": cut, "lose": lose}[request.param]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose"], indirect=True)
+def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(config, tmp_path, damage, capsys):
+  whole = run(config, tmp_path)
+  damage(tmp_path / "checkpoints" / "4")
+  again = run(config, tmp_path)
+  told = capsys.readouterr().out
+  assert "WARNING: checkpoint 4" in told and "is damaged" in told
+  assert "resuming after step 2" in told
+  chex.assert_trees_all_equal(again, whole)
+  assert saved(tmp_path) == [2, 4] and (tmp_path / "damaged" / "4").exists()
+
+
+def test_a_config_may_change_if_one_says_so_but_not_the_shapes(config, tmp_path, capsys):
+  config.ema_decay = 0.9
+  before = run(config, tmp_path)
+  chex.assert_trees_all_equal(
+    jax.device_get(embed.restore(tmp_path, "latest").variables["params"]), before.ema
+  )
+  config.steps, config.scale = 6, 10.0
+  with pytest.raises(ValueError, match=r"--allow_config_change:\n  config\.scale: 20\.0 → 10\.0"):
+    run(config, tmp_path)
+  assert run(config, tmp_path, allow_config_change=True).step == 6
+  assert "changed: config.scale: 20.0 → 10.0" in capsys.readouterr().out
+  assert json.loads((tmp_path / "config.json").read_text())["scale"] == 10.0
+  config.embedding_dim = 4
+  with pytest.raises(ValueError, match=r"checkpoint 6 .* projection.kernel is \[16, 8\] there"):
+    run(config, tmp_path, allow_config_change=True)
+  assert saved(tmp_path) == [2, 4, 6]  # nothing was set aside
+
+
+def test_what_is_kept(config, tmp_path):
+  built = build.build(config, mesh.make(ONE))
+  variables = jax.device_get(step.init_variables(config, built.model))
+  state = step.init(config, variables, built.optimizer, mesh.make(ONE))
+  checkpoints = Checkpoints(tmp_path, keep=2, keep_every=4)
+  for n in range(1, 9):
+    metrics = {"pr_auc": [9.0, 5.0][n % 2]} if n in (2, 3, 5) else None
+    checkpoints.save(state.replace(step=state.step + n), metrics, "{}")
+  assert checkpoints.best() == 2
+  checkpoints.close()
+  assert saved(tmp_path) == [2, 4, 7, 8]  # the best, every fourth, the last two
+  notes = json.loads((tmp_path / "checkpoints" / "8" / "run" / "metadata").read_text())
+  assert notes["position"] == 8 and notes["best"] == {"step": 2, "pr_auc": 9.0}
+  # Evaluation while training goes on must not touch what is half written.
+  half = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
+  half.mkdir()
+  Checkpoints(tmp_path, read_only=True).close()
+  assert half.exists()
+
+
+def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again(config, tmp_path, capsys):
+  built = build.build(config, mesh.make(ONE))
+  variables = jax.device_get(step.init_variables(config, built.model))
+  state = step.init(config, variables, built.optimizer, mesh.make(ONE))
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(state.replace(step=state.step + 1))
+  checkpoints._settle()
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # no file may grow beyond
+  try:
+    checkpoints.save(state.replace(step=state.step + 2))
+    checkpoints._settle()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  told = capsys.readouterr().out
+  assert "could not be saved" in told and "the last whole one is of step 1" in told
+  assert saved(tmp_path) == [1]
+  checkpoints.save(state.replace(step=state.step + 3))
+  checkpoints.close()
+  assert saved(tmp_path) == [1, 3]
+
+
+def test_no_number_stops_before_it_reaches_a_checkpoint(config, tmp_path):
+  config.steps, config.checkpoint_every, config.log_every = 40, 1, 10
+  config.eval_every, config.keep_checkpoints = 40, 50
+  config.image.optimizer, config.image.batch_norm = "sgd", "frozen"
+  config.image.learning_rate = config.image.end_learning_rate = 1e20
+  pattern = r"step (\d+) is not finite.*learning rates text .* image 1e\+20; image ids of its batch"
+  with pytest.raises(FloatingPointError, match=pattern) as error:
+    run(config, tmp_path)
+  n = int(str(error.value).split()[1])
+  report = json.loads((tmp_path / f"not_finite_{n}.json").read_text())
+  assert len(report["image_ids"]) == config.batch_size
+  assert saved(tmp_path) == list(range(1, n))
+  for x in jax.tree.leaves(embed.restore(tmp_path, "latest").variables):
+    assert np.isfinite(x).all()
+
+
+def test_a_workdir_that_cannot_be_written(config):
+  with pytest.raises(ValueError, match="the workdir /proc/runs cannot be written"):
+    run(config, "/proc/runs")
