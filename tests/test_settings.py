@@ -1,5 +1,6 @@
 """Impossible values and misspelt fields are one clear sentence that names the field."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -40,6 +41,10 @@ def test_every_loss_is_a_valid_argument_of_every_config(loss):
     ("text.feature_dropout", 1.0, r"config\.text\.feature_dropout=1\.0 should be a share in"),
     ("steps", 0, r"config\.steps=0 should be at least 1"),
     ("batch_size", 12, r"config\.batch_size=12 does not divide over 8 devices; 8 would"),
+    ("micro_batch", 12, r"config\.micro_batch=12 should divide batch_size=128"),
+    ("micro_batch", 4, r"config\.micro_batch=4 .* divisible by the 8 device"),
+    ("ema_decay", 1.0, r"config\.ema_decay=1\.0 should be in \[0, 1\)"),
+    ("profile_steps", "10-15", r"config\.profile_steps='10-15' should be .* as 10:15"),
     ("data.augment", "flip", r"config\.data\.augment='flip' should be one of none"),
     ("text.optimizer", "adam", r"config\.text\.optimizer='adam' should be one of adamw, sgd"),
     ("image.freeze", "some", r"config\.image\.freeze='some'"),
@@ -76,6 +81,14 @@ def test_misspelt_arguments_answer_in_one_sentence(argument, sentence):
   out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert out.returncode == 1
   assert sentence in out.stderr and "Traceback" not in out.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_writer_that_is_not_installed():
+  config = quickstart.get_config()
+  config.wandb = "project"
+  with pytest.raises(ValueError, match="needs a package: pip install wandb"):
+    settings.validate(config)
 
 
 def test_importing_the_package_is_cheap():

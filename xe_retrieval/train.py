@@ -46,7 +46,7 @@ def train(config, workdir, devices=None, allow_config_change=False) -> step.Trai
   batches = pipeline.to_devices(batches, mesh_lib.rows(mesh))
   profiled, before = settings.profiled(config), None
 
-  with _Interruption(mesh) as interrupted:
+  with checkpoints, log, _Interruption(mesh) as interrupted:
     for n in range(start + 1, config.steps + 1):
       if n in profiled and n == max(profiled[0], start + 1):
         jax.profiler.start_trace(str(workdir / "profile"))
@@ -77,8 +77,6 @@ def train(config, workdir, devices=None, allow_config_change=False) -> step.Trai
       if stop and n < config.steps:
         log.say(f"stopped after step {n}; the same command goes on from there")
         break
-  log.close()
-  checkpoints.close()
   return state
 
 

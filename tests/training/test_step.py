@@ -49,16 +49,23 @@ def take(config, devices=1, steps=1):
   return jax.device_get(variables), state, jax.device_get(metrics)
 
 
+def assert_close(params, expected, before):
+  """Gradients that differ by no more than 1e-5 of the largest."""
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, before)
+  largest = max(jax.tree.leaves(moved))
+  chex.assert_trees_all_close(params, expected, atol=1e-5 * largest)
+
+
 @pytest.mark.parametrize(("micro", "devices", "shard"), [(4, 1, False), (0, 4, True), (8, 4, True)])
 def test_micro_batches_and_sharding_change_no_number(config, micro, devices, shard):
-  _, whole, expected = take(config)
+  variables, whole, expected = take(config)
   config.micro_batch, config.mesh.shard_parameters = micro, shard
   _, state, metrics = take(config, devices)
   if shard:
     kernel = state.params["text"]["tower"]["layer_0"]["mlp_in"]["kernel"]  # [16, 64]
     assert kernel.addressable_shards[0].data.shape == (16, 16)
   whole, state = jax.device_get((whole, state))
-  chex.assert_trees_all_close(state.params, whole.params, atol=1e-5)
+  assert_close(state.params, whole.params, variables["params"])
   chex.assert_trees_all_equal(state.batch_stats, whole.batch_stats)
   chex.assert_trees_all_close(metrics, expected, rtol=1e-5, atol=1e-5)
   assert expected["gradient_norm/text"] > 1e-3 and expected["gradient_norm/image"] > 1e-3
@@ -88,7 +95,7 @@ def test_dropout_is_replayed(config):
 
   grads = jax.jit(jax.grad(objective))(variables["params"])
   expected = jax.tree.map(lambda p, g: p - g, variables["params"], grads)
-  chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(expected), atol=1e-5)
+  assert_close(*jax.device_get((state.params, expected)), variables["params"])
 
 
 def test_running_statistics_move_once_towards_the_mean_of_the_micro_batches(config):

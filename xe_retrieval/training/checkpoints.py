@@ -34,6 +34,7 @@ class Checkpoints:
       kept.append(policies.EveryNSteps(keep_every))
     self._options = ocp.CheckpointManagerOptions(
       preservation_policy=policies.AnyPreservationPolicy(kept),
+      best_fn=_quality,  # without it, Orbax does not even write the metrics down
       cleanup_tmp_directories=not read_only,
       read_only=read_only,
     )
@@ -114,6 +115,12 @@ class Checkpoints:
     """{"params", "batch_stats"} only; `like` gives shapes, types and shardings."""
     items = ocp.args.Composite(model=ocp.args.StandardRestore(like))
     return self._manager.restore(step, args=items)["model"]
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.close()
 
   def close(self) -> None:
     """Waits for saves under way; OSError if the last one failed."""

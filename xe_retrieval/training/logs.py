@@ -32,6 +32,12 @@ class Log:
       if config.wandb:
         self._writers.append(_Wandb(self._workdir, config))
 
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.close()
+
   @contextlib.contextmanager
   def waiting(self):
     """Around what the devices wait for because data are not there yet."""
