@@ -18,17 +18,15 @@ for ((i = 0; i < count; i++)); do
   JAX_PROCESS_ID=$i "$@" &
   processes+=($!)
 done
-trap 'kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
+trap 'woken=1; kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
 
 # The first that ends in error ends them all: the others would wait for it.
-status=0
-for ((i = 0; i < count; i++)); do
-  code=0
-  wait -n "${processes[@]}" || code=$?
-  while ((code > 128)) && kill -0 "${processes[@]}" 2>/dev/null; do  # woken by a signal of ours
-    code=0
-    wait -n "${processes[@]}" || code=$?
-  done
+status=0 left=$count
+while ((left)); do
+  woken=0 code=0
+  wait -n "${processes[@]}" 2> /dev/null || code=$?
+  ((woken)) && continue # a signal was passed on; nothing has ended
+  left=$((left - 1))
   if ((code && !status)); then
     status=$code
     sleep "${GRACE:-5}"
