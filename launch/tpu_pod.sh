@@ -13,8 +13,10 @@ TRAIN=${TRAIN:-"--config=configs/cc.py:cross_example_negative_mining --config.ba
 
 everywhere() { gcloud compute tpus tpu-vm ssh $POD --worker=all --command="$1"; }
 
-git archive --format=tar.gz --output=/tmp/xe_retrieval.tar.gz HEAD
-gcloud compute tpus tpu-vm scp /tmp/xe_retrieval.tar.gz ${POD%% *}:xe_retrieval.tar.gz ${POD#* } --worker=all
+archive=$(mktemp --suffix=.tar.gz)
+trap 'rm -f "$archive"' EXIT
+git archive --format=tar.gz --output="$archive" HEAD
+gcloud compute tpus tpu-vm scp "$archive" ${POD%% *}:xe_retrieval.tar.gz ${POD#* } --worker=all
 everywhere "mkdir -p xe_retrieval && tar -xzf xe_retrieval.tar.gz -C xe_retrieval && cd xe_retrieval &&
   { [ -x .venv/bin/python ] || python3 -m venv .venv; } &&
   .venv/bin/pip install --quiet -c constraints.txt -e '.[tpu]'"
