@@ -4,11 +4,11 @@
 
 Runs of tiny towers are killed at random: SIGKILL in the middle of a save, at any step, while
 starting; SIGTERM and SIGINT. Each is started again in the same workdir until it is done, then comes
-the next one. Before each life every checkpoint that calls itself whole is compared, all bytes, with
-that step of a run which was never stopped; so are the arrays at the end.
+the next one. Each life begins with a look at every checkpoint that calls itself whole: all its
+bytes are compared with that step of a run which was never stopped. So are those at the end.
 
-A process costs seconds to start: so one imports the libraries once, without touching a device, and
-all lives are forks of it.
+A process costs seconds to start: so one imports what it can once, without touching a device, and
+all lives are forks of it. (TensorFlow starts threads when it is imported, which a fork lacks.)
 """
 
 import argparse
@@ -23,12 +23,15 @@ import tempfile
 import time
 import traceback
 
+import flax.linen  # noqa: F401  for the forks, as what follows
 import jax
+import optax  # noqa: F401
+import orbax.checkpoint  # noqa: F401
+import tokenizers  # noqa: F401
+import transformers.tokenization_utils_tokenizers  # noqa: F401
+from matplotlib import pyplot  # noqa: F401
 
 from configs import quickstart
-from xe_retrieval import settings, train
-from xe_retrieval.training import build, mesh
-from xe_retrieval.training.checkpoints import Checkpoints
 
 STEPS = 60
 KINDS = {"in a save": 5, "at a step": 2, "at the start": 1, "SIGTERM": 1, "SIGINT": 1}
@@ -43,13 +46,14 @@ def main():
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   began = time.time()
+  assert "tensorflow" not in sys.modules
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
     jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     _live(root / "reference", _train, _config(root, every=1, keep=STEPS))
-    _live(root / "reference", _digest, root / "digests.json")
+    _live(root / "reference", _digest)
     print(f"a run of {STEPS} steps that was never stopped: {time.time() - began:.0f} s", flush=True)
     share = [
       args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
@@ -68,16 +72,15 @@ def _worker(root, kills, seed):
   """So many kills, one after the other; writes results.json."""
   root.mkdir()
   draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
-  reference = _read(root.parent / "digests.json")
+  reference = _read(root.parent / "reference.json")
   out = {"killed": dict.fromkeys(KINDS, 0), "runs": 0, "unusable": [], "half": [], "different": []}
   while sum(out["killed"].values()) < kills:
     workdir = root / f"run_{out['runs']}"
     done = False
     while not done and sum(out["killed"].values()) < kills:
-      half = _look(workdir, reference)
-      out["half"] += half
       kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
       status = _one_life(workdir, config, kind, draw)
+      out["half"] += _wrong(workdir, reference)
       if status == "killed":
         out["killed"][kind] += 1
       elif status != "done":
@@ -90,7 +93,8 @@ def _worker(root, kills, seed):
       status = _one_life(workdir, config, None, draw)  # the last one lives to its end
       if status != "done":
         out["unusable"].append(f"{workdir.name}: {status}\n{_log(workdir)}")
-    out["different"] += _look(workdir, reference, at_least=STEPS)
+    _live(workdir, _digest)
+    out["different"] += _wrong(workdir, reference, at_least=STEPS)
   (root / "results.json").write_text(json.dumps(out))
 
 
@@ -99,7 +103,7 @@ def _one_life(workdir, config, kind, draw):
   before = _lines(workdir)
   pid = _fork(lambda: _train(workdir, config), workdir)
   number = getattr(signal, kind) if kind and kind.startswith("SIG") else signal.SIGKILL
-  wait = draw.uniform(0, 4) if kind == "at the start" else draw.uniform(0, 0.04)
+  wait = draw.uniform(0, 8) if kind == "at the start" else draw.uniform(0, 0.04)
   steps, began = draw.randint(1, 8), time.time()
   killed = False
   while True:
@@ -130,13 +134,11 @@ def _one_life(workdir, config, kind, draw):
   return "killed" if killed else "ended early"
 
 
-def _look(workdir, reference, at_least=0):
-  """Checkpoints that are there and not what they should be."""
+def _wrong(workdir, reference, at_least=0):
+  """Checkpoints that were there at the last look and not what they should be."""
   found = workdir.with_suffix(".json")
-  if not (workdir / "checkpoints").exists():
-    return []
-  _live(workdir, _digest, found)
-  digests = _read(found)
+  digests = _read(found) if found.exists() else {}
+  found.unlink(missing_ok=True)
   wrong = [f"{workdir.name}/{step}" for step, d in digests.items() if reference[step] != d]
   if at_least and str(at_least) not in digests:
     wrong.append(f"{workdir.name} has no step {at_least}")
@@ -144,11 +146,19 @@ def _look(workdir, reference, at_least=0):
 
 
 def _train(workdir, config):
+  from xe_retrieval import train
+
+  if (workdir / "checkpoints").exists():
+    _digest(workdir)
   train.train(config, workdir, jax.devices()[:1])
 
 
-def _digest(workdir, out):
-  """{step: sha256 of all bytes of the state} of every checkpoint, written to `out`."""
+def _digest(workdir):
+  """{step: sha256 of all bytes of the state} of every checkpoint, beside the workdir."""
+  from xe_retrieval import settings
+  from xe_retrieval.training import build, mesh
+  from xe_retrieval.training.checkpoints import Checkpoints
+
   config = settings.from_json((workdir / "config.json").read_text())
   like = build.build(config, mesh.make(jax.devices()[:1])).state
   saved = Checkpoints(workdir, read_only=True)
@@ -158,7 +168,9 @@ def _digest(workdir, out):
     for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(step, like))):
       digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
     digests[step] = digest.hexdigest()
-  out.write_text(json.dumps(digests))
+  unfinished = workdir.with_suffix(".tmp")
+  unfinished.write_text(json.dumps(digests))
+  unfinished.replace(workdir.with_suffix(".json"))
 
 
 def _config(root, every, keep):
