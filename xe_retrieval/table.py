@@ -19,6 +19,9 @@ from xe_retrieval import command_line
 SPLITS = ("validation", "test")  # thresholds are chosen on the first, and measured on the others
 
 
+_STOPPED = "stopped; the same command goes on from there"
+
+
 def workdirs(out, losses, seeds):
   """{(loss, seed): where that run is}; one seed after the other."""
   return {(loss, seed): pathlib.Path(out) / f"{loss}-{seed}" for seed in seeds for loss in losses}
@@ -65,6 +68,8 @@ def main(argv):
       print(f"== {split}\n{text}\ncomparison: {page}", flush=True)
   except ValueError as e:
     sys.exit(f"error: {e}")
+  except KeyboardInterrupt:
+    sys.exit(_STOPPED)
 
 
 def _run_all(config, runs, todo, distractors):
@@ -77,7 +82,7 @@ def _run_all(config, runs, todo, distractors):
     with (workdir / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
       finished = run(config, workdir, distractors, report=seed == first)
     if not finished:
-      sys.exit("stopped; the same command goes on from there")
+      sys.exit(_STOPPED)
     seconds = time.perf_counter() - began
     print(
       f"{time.strftime('%T')}  {n}/{len(todo)}  {loss}, seed {seed}: {seconds:.0f} s", flush=True
