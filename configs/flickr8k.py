@@ -18,6 +18,9 @@ WEIGHTS = "../shared/weights"  # if they are there; else they come from Hugging 
 def get_config(loss: str = "cross_example_softmax"):
   config = cc.get_config(loss)
   config.steps = 1_000
+  config.loss_implementation = (
+    "streaming"  # dense mining sorts a quarter of a million scores a step
+  )
   config.data.name = "captions/flickr8k"
   config.data.dir = "datasets"
   config.data.augment = "none"  # else the image tower's features could not be cached
