@@ -46,11 +46,13 @@ def test_a_score_is_worth_the_precision_iff_it_passes_the_threshold(path):
   assert found.precision_at(-1.0) == pytest.approx(300 / 90_000)
 
 
-def test_few_pairs_promise_nothing(curve, path):
-  """The best of the 300 pairs are all right, but too few to tell."""
-  assert curve.precision.max() == 1.0
-  found = cutoff.read(path)
-  assert found.returned.min() >= cutoff.SUPPORT
+def test_few_pairs_promise_nothing(tmp_path):
+  """The ten best are all right, but too few to tell."""
+  scores, true, returned = np.float32([0.9, 0.5]), np.array([10, 30]), np.array([10, 60])
+  curve = precision_recall.Curve(scores, true, returned, 30, 900)
+  cutoff.write(tmp_path / "t", ABOUT, [], {"pairing": cutoff.points(curve)})
+  found = cutoff.read(tmp_path / "t")
+  assert list(found.returned) == [900, 60]
   with pytest.raises(ValueError, match=r"no threshold has precision 1 on d test \(300 captions"):
     found.at_precision(1.0)
 
