@@ -14,6 +14,8 @@ from xe_retrieval.data import images
 from xe_retrieval.retrieval import embed
 from xe_retrieval.towers import dual_encoder
 
+MAX_PIXELS = 100_000_000  # of a file; more are refused before they are decoded
+
 
 def load(path, which="best"):
   """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
@@ -27,6 +29,7 @@ class Model:
   def __init__(self, encoder: embed.Encoder):
     self.config, self.step = encoder.config, encoder.step
     self.tokenizer, self.variables = encoder.tokenizer, encoder.variables
+    self.fingerprint = functools.cache(encoder.fingerprint)  # () -> str
     self._encoders = functools.cache(self._encoder)
 
   def embed_text(self, captions, progress=None) -> np.ndarray:
@@ -55,13 +58,18 @@ class Model:
     ]
     return self._joined(parts)
 
+  def embed_squares(self, batches, count) -> np.ndarray:
+    """Batches of at most `embed.BATCH` `square`s, `count` at most in all -> float32 [n, D]."""
+    batch = min(embed.BATCH, 1 << max(count - 1, 0).bit_length())
+    return self._encoders(batch).embed_pictures(batches, count)
+
   def _squares(self, pictures, part):
     """Batches of uint8 [≤ BATCH, size, size, 3], made by as many threads as there are cores."""
-    square = functools.partial(_square, size=self.config.image.size)
+    cut = functools.partial(square, size=self.config.image.size)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for start in range(part.start, part.stop, embed.BATCH):
         rows = range(start, min(start + embed.BATCH, part.stop))
-        yield np.stack(list(pool.map(square, (pictures[i] for i in rows), rows)))
+        yield np.stack(list(pool.map(cut, (pictures[i] for i in rows), rows)))
 
   def _split(self, count):
     """Whole batches, then what is left in the smallest power of two that holds it."""
@@ -80,28 +88,35 @@ class Model:
     return np.concatenate([np.zeros((0, self.config.embedding_dim), np.float32), *parts])
 
 
-def _square(picture, index, size):  # file, uint8 [H, W, 3] or PIL image -> uint8 [size, size, 3]
-  """By way of an encoded picture: what evaluation decodes, cuts and resizes."""
-  if isinstance(picture, str | os.PathLike):
-    data, name = _read(epath.Path(picture)), repr(str(picture))
-  else:
-    data, name = _png(_image(picture, index)), f"pictures[{index}]"
+def square(picture, index=0, size=224):  # -> uint8 [size, size, 3]
+  """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cut and resized as in evaluation.
+
+  By way of an encoded picture: what evaluation decodes.
+  """
+  path = isinstance(picture, str | os.PathLike)
+  name = repr(str(picture)) if path else f"pictures[{index}]"
   try:
+    if path or isinstance(picture, bytes):
+      data = _upright(picture if isinstance(picture, bytes) else epath.Path(picture).read_bytes())
+    else:
+      data = _png(_image(picture, index))
     return images.decode(data, images.centres([data])[0], size).numpy()
-  except Exception as error:  # whatever TensorFlow's decoders raise
+  except TypeError:
+    raise
+  except Exception as error:  # whatever PIL's and TensorFlow's decoders raise
+    if isinstance(error, ValueError) and str(error).startswith("pictures["):
+      raise
     raise ValueError(f"{name} is not a readable picture ({_line(error)})") from error
 
 
-def _read(path):
-  """Bytes of a JPEG or PNG, upright."""
-  try:
-    data = path.read_bytes()
-    image = Image.open(io.BytesIO(data))
-    upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-    plain = image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L") and upright
-    return data if plain else _png(ImageOps.exif_transpose(image))
-  except OSError as error:
-    raise ValueError(f"{str(path)!r} is not a readable picture ({_line(error)})") from error
+def _upright(data):
+  """Bytes of any picture -> bytes of a JPEG or PNG, upright."""
+  image = Image.open(io.BytesIO(data))
+  if image.width * image.height > MAX_PIXELS:
+    raise ValueError(f"{image.width} x {image.height} pixels are over the limit")
+  upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+  plain = image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L") and upright
+  return data if plain else _png(ImageOps.exif_transpose(image))
 
 
 def _image(picture, index):

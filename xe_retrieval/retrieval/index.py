@@ -58,11 +58,13 @@ class Index:
     (directory / "index.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def build(vectors, ids=None, kind="auto", queries=None):
+def build(vectors, ids=None, kind="auto", queries=None, stored=True):
   """[N, D], N ids (int or str; row numbers if None) -> Index.
 
   `kind`: auto (exact below EXACT_BELOW vectors), exact, scann. `queries` [Q, D] are a sample of
-  what will be asked: ScaNN looks as far as it takes to find TARGET of their neighbours.
+  what will be asked: ScaNN looks as far as it takes to find TARGET of their neighbours. Without
+  `stored`, ScaNN holds hashes only and reads candidates from `vectors`, which may be mapped from a
+  file; `load` is then given them again.
   """
   vectors = tiles.embeddings("vectors", vectors)
   ids = _ids(ids, len(vectors))
@@ -74,12 +76,12 @@ def build(vectors, ids=None, kind="auto", queries=None):
     return Index(_Exact([vectors]), ids, kind, {})
   if kind != "scann":
     raise ValueError(f"index kind {kind!r} should be auto, exact or scann")
-  engine = _Scann.build(vectors, settings(len(vectors)))
+  engine = _Scann.build(vectors, settings(len(vectors)), stored)
   _tune(engine, vectors, queries)
   return Index(engine, ids, kind, engine.settings)
 
 
-def load(directory):
+def load(directory, vectors=None):
   """Index that was saved there; refuses ScaNN's own pickle of ids."""
   directory = pathlib.Path(directory)
   if not (directory / "index.json").exists():
@@ -93,7 +95,7 @@ def load(directory):
   if about["kind"] == "exact":
     vectors = np.load(directory / "vectors.npy", allow_pickle=False)
     return Index(_Exact([vectors]), ids, "exact", {})
-  engine = _Scann.load(directory, about["settings"])
+  engine = _Scann.load(directory, about["settings"], vectors)
   return Index(engine, ids, "scann", about["settings"])
 
 
@@ -147,11 +149,12 @@ class _Exact:
 class _Scann:
   """A ScaNN searcher without its table of ids, which it would pickle."""
 
-  def __init__(self, searcher, settings):
+  def __init__(self, searcher, settings, vectors=None):
     self.searcher, self.settings = searcher, settings
+    self.vectors = vectors  # [N, D] to score candidates with; None: ScaNN has its own
 
   @classmethod
-  def build(cls, vectors, chosen):
+  def build(cls, vectors, chosen, stored=True):
     builder = _scann().builder(vectors, 10, "dot_product")
     if chosen["leaves"]:
       builder = builder.tree(
@@ -164,19 +167,35 @@ class _Scann:
     builder = builder.score_ah(
       chosen["hash_block"], anisotropic_quantization_threshold=chosen["anisotropic"]
     )
+    if not stored:
+      return cls(builder.build(), chosen, vectors)
     return cls(builder.reorder(chosen["reorder"]).build(), chosen)
 
   @classmethod
-  def load(cls, directory, chosen):
-    return cls(_scann().load_searcher(str(directory)), chosen)
+  def load(cls, directory, chosen, vectors=None):
+    return cls(_scann().load_searcher(str(directory)), chosen, vectors)
 
   def search(self, queries, k):
     candidates = max(self.settings["reorder"], 3 * k)
+    if self.vectors is not None:
+      return self._search_mapped(queries, k, min(candidates, len(self.vectors)))
     for leaves in (self.settings["leaves_to_search"], self.settings["leaves"]):
       found = self.searcher.search_batched_parallel(queries, k, candidates, leaves or None)
       if not np.isnan(found[1]).any():  # else these leaves hold fewer than k vectors: take all
         break
     return found[0].astype(np.int64), found[1]
+
+  def _search_mapped(self, queries, k, candidates):
+    for leaves in (self.settings["leaves_to_search"], self.settings["leaves"]):
+      rows, rough = self.searcher.search_batched_parallel(queries, candidates, None, leaves or None)
+      if not np.isnan(rough[:, k - 1]).any():
+        break
+    rows, scores = rows.astype(np.int64), np.empty(rows.shape, np.float32)
+    for q, query in enumerate(queries):
+      scores[q] = self.vectors[rows[q]] @ query
+    scores[np.isnan(rough)] = -np.inf
+    order = np.lexsort((rows, -scores), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
   def add(self, vectors):
     # The searcher below the Python wrapper numbers on by itself where it gets no number.

@@ -1,0 +1,70 @@
+"""Index: python -m xe_retrieval.index --workdir=W --images=DIR_or_DATASET:SPLIT --out=I
+
+Embeds every picture under a folder, or every image of a data set (shapes/20000:test), and makes
+them searchable. The same command again embeds only what is new or changed and drops what is gone;
+another --images is added to those before; --remove takes one out. Interrupted, it goes on where it
+was. A running `serve` takes over the new state by itself. Files that are no pictures are skipped
+and listed.
+
+  python -m xe_retrieval.search --index=I "two dogs on a beach"
+  python -m xe_retrieval.serve --index=I
+"""
+
+import signal
+import sys
+
+from absl import app, flags
+
+from xe_retrieval import command_line
+
+
+def index(workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebuild=False):
+  """Brings the index `out` up to date; returns an indexing.Report."""
+  import xe_retrieval
+  from xe_retrieval.retrieval import indexing, sources
+
+  if not images and not remove and not rebuild:
+    raise ValueError("index what? --images=DIR adds a folder, --remove=DIR takes one out")
+  model = xe_retrieval.load(workdir)
+  directory = data_dir or model.config.data.dir
+  add = [sources.parse(text, directory) for text in images]
+  gone = [sources.named(text, directory) for text in remove]
+  return indexing.update(out, model, workdir, add, gone, kind, rebuild)
+
+
+def main(argv):
+  if len(argv) > 1:
+    sys.exit(f"error: unexpected argument {argv[1]!r}; a folder is given as --images={argv[1]}")
+  command_line.quieten()
+  f = flags.FLAGS
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
+  except ValueError as e:
+    sys.exit(f"error: {e}")
+  except KeyboardInterrupt:
+    sys.exit("\nstopped; the same command goes on from there")
+  for _, name, reason in report.skipped[:10]:
+    print(f"skipped {name!a}: {reason}", file=sys.stderr)
+  if report.skipped:
+    print(f"skipped {len(report.skipped):,} files, all listed in skipped.tsv", file=sys.stderr)
+  how = f"{report.embedded:,} embedded now, {report.removed:,} removed"
+  print(f"{f.out}: {report.images:,} images" + (f" ({how})" if report.changed else ", up to date"))
+  print(f"open it with: python -m xe_retrieval.serve --index={f.out}")
+
+
+def _define_flags():
+  flags.DEFINE_string("workdir", None, "A training run, or an exported model.", required=True)
+  flags.DEFINE_multi_string("images", [], "Folder, or DATASET:SPLIT; may be repeated.")
+  flags.DEFINE_string("out", None, "The index: a directory, new or made by this.", required=True)
+  flags.DEFINE_multi_string("remove", [], "Folder or DATASET:SPLIT to take out of the index.")
+  flags.DEFINE_string("data_dir", "", "Where data sets lie; by default where the model's lay.")
+  flags.DEFINE_enum(
+    "kind", "auto", ["auto", "exact", "scann"], "auto: exact below 250,000 images, then ScaNN."
+  )
+  flags.DEFINE_bool("rebuild", False, "Embed everything anew, as after training another model.")
+
+
+if __name__ == "__main__":
+  _define_flags()
+  app.run(main, flags_parser=command_line.parse)
