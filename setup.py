@@ -2,19 +2,23 @@
 
 from setuptools import find_packages, setup
 
+_PAGES = ("html", "css", "js", "svg")
+
 setup(
   name="xe_retrieval",
   version="0.1.0",
   description="Image-text retrieval with scores that mean something: Cross-Example Softmax on JAX",
   packages=find_packages(include=["xe_retrieval", "xe_retrieval.*"]),
-  package_data={"xe_retrieval": ["report/*.html", "report/*.css"]},
+  package_data={"xe_retrieval": [f"{d}/*.{e}" for d in ("report", "serving") for e in _PAGES]},
   python_requires=">=3.11",
   install_requires=[
     "absl-py>=2.1",
     "array-record>=0.8",
     "chex>=0.1.90",
     "etils[epath]>=1.10",
+    "fastapi>=0.115",
     "flax>=0.12,<0.13",
+    "httptools>=0.6",
     "huggingface-hub>=1.0",
     "importlib-resources>=6",  # tensorflow-datasets imports it without asking for it
     "jax>=0.10,<0.11",
@@ -34,9 +38,18 @@ setup(
     "tokenizers>=0.22",
     "tqdm>=4.66",
     "transformers>=5.0,<6",
+    "uvicorn>=0.30",
   ],
   extras_require={
-    "test": ["pytest>=8", "pytest-xdist>=3.5", "ruff>=0.12", "scikit-learn>=1.5"],
+    "test": [
+      "hypothesis>=6.100",
+      "pytest>=8",
+      "pytest-xdist>=3.5",
+      "ruff>=0.12",
+      "schemathesis>=4",
+      "scikit-learn>=1.5",
+      "websockets>=13",
+    ],
     "bench": ["faiss-cpu>=1.9", "scikit-learn>=1.5", "torch>=2.8"],
     "cuda": ["jax[cuda13]>=0.10,<0.11"],
     "tpu": ["jax[tpu]>=0.10,<0.11"],

@@ -1,0 +1,39 @@
+"""Pictures of the index for the page: decoded and encoded again, never a file as it is."""
+
+import io
+
+from PIL import Image, ImageOps
+
+from xe_retrieval.data import pictures
+
+SIDES = (320, 1280)
+MAX_PIXELS = 100_000_000
+PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64">
+<rect width="64" height="64" fill="#8884"/>
+<path d="M14 46 26 30l8 10 6-7 10 13zM40 18a4 4 0 1 1 0 8 4 4 0 0 1 0-8z" fill="#8888"/>
+<path d="m12 12 40 40" stroke="#888" stroke-width="3"/></svg>
+"""
+
+
+def make(data: bytes, side: int) -> tuple[bytes, str]:
+  """An encoded picture -> (a smaller one, its media type); ValueError if it is none.
+
+  Of an animation, the first frame. Small pictures are not made larger.
+  """
+  try:
+    image = Image.open(io.BytesIO(data), formats=pictures.FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+      raise ValueError("too many pixels")
+    image.draft("RGB", (side, side))
+    image = ImageOps.exif_transpose(image)
+    lossless = image.format == "PNG" or max(image.size) <= 128
+    image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    image.thumbnail((side, side))
+    out = io.BytesIO()
+    if image.mode == "RGBA" or lossless:
+      image.save(out, "PNG")
+      return out.getvalue(), "image/png"
+    image.save(out, "JPEG", quality=85)
+    return out.getvalue(), "image/jpeg"
+  except Exception as e:  # broken files make the decoders raise almost anything
+    raise ValueError(str(e)) from e
