@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains two models on the embedded data set, evaluates both and compares them. Rerun to resume.
+# Trains two models on the embedded data set, evaluates and compares them, and makes the test images
+# searchable. Rerun to resume.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
@@ -13,3 +14,7 @@ done
 echo "== comparison"
 python -m xe_retrieval.compare runs/quickstart/{sampled_softmax,cross_example_softmax} \
   --out=runs/quickstart/comparison
+echo "== index"
+python -m xe_retrieval.index --workdir=runs/quickstart/cross_example_softmax \
+  --images=shapes/20000:test --out=runs/quickstart/index
+echo "search in a browser: $(command -v python) -m xe_retrieval.serve --index=runs/quickstart/index"

@@ -1,0 +1,181 @@
+"""The server under load at 100,000 images, beside the bare text tower.
+
+  python -m benchmarks.serve [--workdir=runs/quickstart/cross_example_softmax] [--images=100000]
+
+The text tower is that of the workdir; the vectors of the images are drawn, which makes no
+difference to the time. No query is asked twice, so nothing comes from memory. Clients and server
+share this machine's cores; all of it stays on 127.0.0.1.
+"""
+
+import argparse
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+import numpy as np
+
+import xe_retrieval
+from xe_retrieval.data import shapes
+from xe_retrieval.retrieval import indexing, sources
+
+TARGET_MS, TARGET_SPEED, CLIENTS = 50, 100, 16
+
+
+def main():
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--workdir", default="runs/quickstart/cross_example_softmax")
+  parser.add_argument("--images", type=int, default=100_000)
+  parser.add_argument("--kind", default="auto", choices=["auto", "exact", "scann"])
+  parser.add_argument("--queries", type=int, default=2_000)
+  args = parser.parse_args()
+  model = xe_retrieval.load(args.workdir)
+  bare = bare_tower(model, queries(args.queries // 4, 0))
+  with tempfile.TemporaryDirectory() as folder:
+    index = pathlib.Path(folder) / "index"
+    start = time.perf_counter()
+    make(index, model, args.workdir, args.images, args.kind)
+    print(f"{args.images:,} images; index written in {time.perf_counter() - start:.1f} s")
+    del model
+    with Server(index) as port:
+      load(port, queries(200, 1), 1)  # warm
+      one = load(port, queries(args.queries // 4, 2), 1)
+      many = load(port, queries(args.queries, 3), CLIENTS)
+      print_table(bare, one, many)
+      print(f"memory of the server: {server_memory(port):,.0f} MB resident")
+
+
+def print_table(bare, one, many):
+  print(f"{'':28}{'median':>10}{'p95':>10}{'queries/s':>12}")
+  rows = {"bare text tower, one by one": bare, "server, 1 client": one}
+  rows[f"server, {CLIENTS} clients"] = many
+  for name, (seconds, speed) in rows.items():
+    median, p95 = 1e3 * np.percentile(seconds, (50, 95))
+    print(f"{name:28}{median:7.2f} ms{p95:7.2f} ms{speed:12,.0f}")
+  p95 = 1e3 * np.percentile(one[0], 95)
+  slower = np.median(one[0]) / np.median(bare[0])
+  print(f"one client: p95 {p95:.1f} ms of {TARGET_MS} allowed; {slower:.1f} × the bare text tower")
+  p95 = 1e3 * np.percentile(many[0], 95)
+  print(
+    f"{CLIENTS} clients: p95 {p95:.1f} ms; {many[1]:.0f} queries/s, {TARGET_SPEED} wanted;", end=""
+  )
+  print(f" {many[1] / bare[1]:.2f} × the bare text tower asked one by one")
+
+
+def queries(count, seed):
+  """Captions, each with a number that makes it new."""
+  return [f"{shapes.caption(seed, 'test', i)} {seed} {i}" for i in range(count)]
+
+
+def bare_tower(model, texts):
+  model.embed_text(texts[:1])
+  seconds = []
+  for text in texts:
+    start = time.perf_counter()
+    model.embed_text([text])
+    seconds.append(time.perf_counter() - start)
+  return seconds, len(texts) / sum(seconds)
+
+
+class _Drawn(sources.Folder):
+  """Names without files; their vectors are given beforehand."""
+
+  def __init__(self, folder, count):
+    super().__init__(folder)
+    self.count = count
+
+  def entries(self):
+    return [sources.Entry(f"{i:08d}.jpg", (1, 1)) for i in range(self.count)]
+
+
+def make(path, model, workdir, count, kind):
+  source = _Drawn(path.parent, count)
+  path.mkdir()
+  random = np.random.default_rng(0)
+  banks = indexing._Banks(path / "partial", model.fingerprint(), None)
+  width = model.config.embedding_dim
+  directions = random.standard_normal((24, width), np.float32)
+  entries = source.entries()
+  for i in range(0, count, 100_000):
+    some = entries[i : i + 100_000]
+    x = 0.3 * random.standard_normal((len(some), width), np.float32)
+    x += random.standard_normal((len(some), 24), np.float32) @ directions
+    banks.add(source.key, some, x / np.linalg.norm(x, axis=1, keepdims=True))
+  indexing.update(path, model, workdir, [source], kind=kind)
+
+
+class Server:
+  """python -m xe_retrieval.serve in a process of its own."""
+
+  def __init__(self, index):
+    self.command = [sys.executable, "-m", "xe_retrieval.serve", f"--index={index}", "--port=0"]
+
+  def __enter__(self):
+    self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+    line = self.process.stdout.readline()
+    found = re.search(r"http://127.0.0.1:(\d+)", line)
+    if not found:
+      self.process.kill()
+      raise SystemExit("the server did not start")
+    self.port = int(found[1])
+    _servers[self.port] = self.process.pid
+    return self.port
+
+  def __exit__(self, *_):
+    self.process.terminate()
+    self.process.wait()
+
+
+_servers = {}
+
+
+def server_memory(port):
+  status = pathlib.Path(f"/proc/{_servers[port]}/status").read_text()
+  return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def load(port, texts, clients):
+  """Every client asks its share one after the other -> ([seconds], queries per second)."""
+  seconds = []
+
+  def client(share):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+      for text in share:
+        words = urllib.parse.urlencode({"q": text, "threshold": -1, "top": 20})
+        start = time.perf_counter()
+        connection.sendall(f"GET /api/search?{words} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        read(connection)
+        seconds.append(time.perf_counter() - start)
+
+  threads = [threading.Thread(target=client, args=(texts[i::clients],)) for i in range(clients)]
+  start = time.perf_counter()
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  if len(seconds) != len(texts):
+    raise SystemExit(f"{len(texts) - len(seconds)} requests failed")
+  return seconds, len(texts) / (time.perf_counter() - start)
+
+
+def read(connection):
+  data = b""
+  while b"\r\n\r\n" not in data:
+    data += connection.recv(65_536)
+  head, _, body = data.partition(b"\r\n\r\n")
+  if not head.startswith(b"HTTP/1.1 200"):
+    raise SystemExit(f"answered {head[:60]}")
+  length = int(re.search(rb"(?i)content-length: *(\d+)", head)[1])
+  while len(body) < length:
+    body += connection.recv(65_536)
+
+
+if __name__ == "__main__":
+  main()
