@@ -119,10 +119,9 @@ class Server:
 
   def __enter__(self):
     self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
-    line = self.process.stdout.readline()
-    found = re.search(r"http://127.0.0.1:(\d+)", line)
+    lines = (re.search(r"http://127.0.0.1:(\d+)", line) for line in self.process.stdout)
+    found = next(filter(None, lines), None)
     if not found:
-      self.process.kill()
       raise SystemExit("the server did not start")
     self.port = int(found[1])
     _servers[self.port] = self.process.pid

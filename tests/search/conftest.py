@@ -116,9 +116,9 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(index, poll=0.05):
+def running(index, model=None):
   """A server of an index, on a port of its own; gives the port and its state."""
-  state = states.State(index, poll=poll)
+  state = states.State(index, poll=0.05, model=model)
   listener = socket.create_server(("127.0.0.1", 0))
   config = uvicorn.Config(apps.make(state), log_level="error", server_header=False)
   server = uvicorn.Server(config)
@@ -132,8 +132,8 @@ def running(index, poll=0.05):
 
 
 @pytest.fixture
-def server(index):
-  with running(index) as (port, _):
+def server(index, model):
+  with running(index, model) as (port, _):
     yield port
 
 

@@ -24,10 +24,10 @@ SEEN = "[...document.querySelectorAll('#results img')].filter((i) => i.naturalWi
 NOTHING = "!document.getElementById('nothing').hidden"
 
 
-def test_type_look_slide_and_find_nothing(index, tmp_path):
+def test_type_look_slide_and_find_nothing(index, model, tmp_path):
   given = os.environ.get("SEARCH_INDEX")
   pictures = pathlib.Path(os.environ.get("SEARCH_PICTURES", tmp_path))
-  with running(given or index) as (port, _), chromium.page(CHROMIUM) as page:
+  with running(given or index, model) as (port, _), chromium.page(CHROMIUM) as page:
     page.look(1200, 800)
     page.open(f"http://127.0.0.1:{port}/")
     page.wait("document.getElementById('size')?.textContent.includes('images are searched')")
@@ -97,10 +97,10 @@ def test_type_look_slide_and_find_nothing(index, tmp_path):
     assert page.errors == []
 
 
-def test_words_stay_words(index, photos):
+def test_words_stay_words(index, model):
   """Names and queries that look like markup are shown, not obeyed; a broken image says so."""
   evil = "<img src=x onerror=document.title='hacked'>"
-  with running(index) as (port, _), chromium.page(CHROMIUM) as page:
+  with running(index, model) as (port, _), chromium.page(CHROMIUM) as page:
     page.open(f"http://127.0.0.1:{port}/")
     page.wait("document.getElementById('size')?.textContent.includes('images are searched')")
     page.type(evil)

@@ -116,9 +116,9 @@ def test_a_broken_picture_has_a_placeholder(client, photos):
     assert b"root" not in content and headers["cache-control"] == "no-store"
 
 
-def test_more_than_may_wait_is_turned_away(index, monkeypatch):
+def test_more_than_may_wait_is_turned_away(index, model, monkeypatch):
   monkeypatch.setitem(states.LIMITS, "waiting", 4)
-  with running(index) as (port, state):
+  with running(index, model) as (port, state):
     client = Client(port)
     status, headers, content = client("/api/search", "POST", {"queries": list("abcde")})
     assert (status, headers["retry-after"]) == (429, "1")
@@ -241,7 +241,7 @@ def read_answer(connection, method):
 
 def test_steady_under_load_while_the_index_is_replaced(index, photos, model, workdir):
   """Sixteen clients ask without pause; three new indexes come; not one request fails."""
-  with running(index) as (port, state):
+  with running(index, model) as (port, state):
     stop, failures, done = threading.Event(), [], []
 
     def ask(number):

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from xe_retrieval.serving import guard, thumbnails
 from xe_retrieval.serving.batching import Busy
 from xe_retrieval.serving.schema import About, Answer, Batch, Error, Result, Similar
-from xe_retrieval.serving.state import LIMITS, State
+from xe_retrieval.serving.state import LIMITS, State, Unknown, Wrong
 
 _FILES = {  # address -> (file, media type)
   "/": ("page.html", "text/html; charset=utf-8"),
@@ -159,7 +159,7 @@ def _errors(app):
     said = "the body is not JSON" if broken else f"{where or first['loc'][0]}: {first['msg']}"
     return JSONResponse({"detail": said}, 400 if broken else 422)
 
-  @app.exception_handler(ValueError)
+  @app.exception_handler(Wrong)
   async def wrong(_, error):
     return JSONResponse({"detail": str(error)}, 422)
 
@@ -168,7 +168,7 @@ def _errors(app):
     said = f"more than {LIMITS['waiting']} requests are waiting; ask again in a second"
     return JSONResponse({"detail": said}, 429, {"retry-after": "1"})
 
-  @app.exception_handler(KeyError)
+  @app.exception_handler(Unknown)
   async def unknown(_, error):
     return JSONResponse({"detail": f"the index has no image {error.args[0]}"}, 404)
 

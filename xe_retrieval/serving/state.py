@@ -29,14 +29,22 @@ _VECTORS = 4_096  # queries that are remembered
 _PICTURES = 64 << 20  # bytes of pictures that are remembered
 
 
-class State:
-  """Answers in the shapes of schema.py. ValueError: a wrong request; KeyError: an unknown id."""
+class Wrong(Exception):
+  """The request asks for what cannot be; says why."""
 
-  def __init__(self, path, workdir="", poll=POLL):
+
+class Unknown(Exception):
+  """No image has this id."""
+
+
+class State:
+  """Answers in the shapes of schema.py; Wrong, Unknown or Busy where there is none."""
+
+  def __init__(self, path, workdir="", poll=POLL, model=None):
     self.path, self.workdir, self._poll = pathlib.Path(path).expanduser(), workdir, poll
     before = _stamp(self.path / MANIFEST)
     # The searcher, and the vectors of queries that it was asked before: replaced together.
-    self._current = searchers.open_index(path, workdir), collections.OrderedDict()
+    self._current = searchers.open_index(path, workdir, model), collections.OrderedDict()
     self._seen = [before, *self._signature()[1:]]  # what comes while it is opened is seen later
     self._pictures, self._size = collections.OrderedDict(), 0
     self._queries = Batcher(self._answer, LIMITS["batch"], LIMITS["waiting"])
@@ -57,7 +65,7 @@ class State:
   # ---- answers ----
 
   async def search(self, queries, min_precision, threshold, top, near):
-    self.searcher.threshold(min_precision, threshold)  # before work: it may be wrong
+    _threshold(self.searcher, min_precision, threshold)  # before work: it may be wrong
     k = min(top + near, LIMITS["top"] * 2)
     answers = await self._queries.ask([(query, k) for query in queries])
     return [
@@ -134,9 +142,8 @@ class State:
     return made
 
   def _found(self, query, searcher, rows, scores, min_precision, threshold, top, near):
-    found = searchers.Found(
-      query, searcher.threshold(min_precision, threshold), float(scores[0]), rows, scores
-    )
+    cut = _threshold(searcher, min_precision, threshold)
+    found = searchers.Found(query, cut, float(scores[0]), rows, scores)
     hits = [
       _result(searcher, row) | {"score": _round(score), "precision": p}
       for row, score, p in zip(rows, scores, searcher.precision(scores), strict=True)
@@ -215,10 +222,17 @@ def _stamp(path):
   return about.st_mtime_ns, about.st_ino
 
 
+def _threshold(searcher, min_precision, threshold):
+  try:
+    return searcher.threshold(min_precision, threshold)
+  except ValueError as e:
+    raise Wrong(str(e)) from e
+
+
 def _row(searcher, id):
   row = searcher.collection.row(id)
   if row is None:
-    raise KeyError(id)
+    raise Unknown(id)
   return row
 
 

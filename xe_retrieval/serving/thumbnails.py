@@ -24,9 +24,9 @@ def make(data: bytes, side: int) -> tuple[bytes, str]:
     image = Image.open(io.BytesIO(data), formats=pictures.FORMATS)
     if image.width * image.height > MAX_PIXELS:
       raise ValueError("too many pixels")
+    lossless = image.format == "PNG" or max(image.size) <= 128
     image.draft("RGB", (side, side))
     image = ImageOps.exif_transpose(image)
-    lossless = image.format == "PNG" or max(image.size) <= 128
     image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     image.thumbnail((side, side))
     out = io.BytesIO()
