@@ -80,6 +80,7 @@ def measure(functions, repetitions):
   seconds = [[] for _ in functions]
   for repetition in range(repetitions + 2):
     for function, times in zip(functions, seconds, strict=True):
+      time.sleep(0.1)  # PyTorch's threads spin for a while after their work, on the same cores
       start = time.perf_counter()
       function()
       if repetition >= 2:
