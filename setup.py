@@ -26,7 +26,7 @@ setup(
     "matplotlib>=3.9",
     "ml-collections>=1.1",
     "numpy>=2.0",
-    "opencv-python-headless>=4.10",
+    "opencv-python-headless>=4.11",
     "optax>=0.2.5",
     "orbax-checkpoint>=0.12,<0.13",
     "pillow>=10.3",

@@ -100,10 +100,10 @@ def square(picture, index=0, size=224):  # -> uint8 [size, size, 3]
       data = _upright(picture if isinstance(picture, bytes) else epath.Path(picture).read_bytes())
     else:
       data = _png(_image(picture, index))
-    return images.decode(data, images.centres([data])[0], size).numpy()
+    return images.decode(data, images.centres([data])[0], size)
   except TypeError:
     raise
-  except Exception as error:  # whatever PIL's and TensorFlow's decoders raise
+  except Exception as error:  # whatever PIL raises
     if isinstance(error, ValueError) and str(error).startswith("pictures["):
       raise
     raise ValueError(f"{name} is not a readable picture ({_line(error)})") from error

@@ -25,7 +25,7 @@ def encoded(image, kind, **options):
 
 
 def decoded(data, size=40):
-  return images.decode(data, images.centres([data])[0], size).numpy()
+  return images.decode(data, images.centres([data])[0], size)
 
 
 GRADIENT = np.asarray(gradient().crop((10, 0, 50, 40)), int)

@@ -44,16 +44,14 @@ def fingerprint(image: Image.Image) -> bytes:
   return np.packbits([right, down]).tobytes()
 
 
-def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
+def resize(image: np.ndarray, width: int, height: int, out=None) -> np.ndarray:
   """uint8 [h, w, 3] -> uint8 [height, width, 3]: whole-number averages first, then bilinear."""
   rows, columns = image.shape[:2]
-  if (rows, columns) == (height, width):
-    return image
   down, across = max(rows // height, 1), max(columns // width, 1)
   if down > 1 or across > 1:
     image = image[: rows // down * down, : columns // across * across]
     image = cv2.resize(image, (columns // across, rows // down), interpolation=cv2.INTER_AREA)
-  return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+  return cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
 
 
 def _check(data, max_side, max_pixels):

@@ -6,10 +6,10 @@ processes, and after a resume, it holds the same pairs and the same crops.
 """
 
 import collections
+import concurrent.futures
 import functools
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator
 
@@ -32,7 +32,6 @@ class Source:
       raise ValueError(f"{name} has no split {split!r}; it has {', '.join(builder.info.splits)}")
     self.name, self.split = datasets.title(name, builder), split
     self.features = builder.info.features
-    self.kind = self.features["image"].encoding_format  # jpeg, png or None
     self._records = builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
@@ -105,17 +104,17 @@ def train_batches(
     indices, draws = choose(int(step))
     return np.array(source.read(indices), object), draws
 
-  def pairs(step, careful):
+  def pairs(step):
     records, draws = tf.numpy_function(read, [step], (tf.string, tf.int64), stateful=False)
     records.set_shape([rows])
     draws.set_shape([rows])
     record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
     chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
-    encoded, box = _cut(record["image"], draws, config.data.augment, careful and source)
+    box = _boxes(record["image"], draws, config.data.augment)
     words = tf.gather(record["captions"], chosen, batch_dims=1)
     tokens = tf.numpy_function(tokenised, [words], tf.int32, stateful=False)
     batch = {
-      "image": encoded,
+      "image": record["image"],
       "box": box,
       "image_id": _int32(record["image_id"]),
       "text_id": _int32(tf.gather(record["text_ids"], chosen, batch_dims=1)),
@@ -126,11 +125,8 @@ def train_batches(
   def tokenised(captions):
     return tokenizer([c.decode("utf-8", "replace") for c in captions])
 
-  def dataset(start, stop, careful):
-    data = tf.data.Dataset.range(start, stop).map(lambda step: pairs(step, careful)).prefetch(1)
-    return _decoded(data, config.image.size, source.kind, rows).prefetch(2)
-
-  yield from _surviving(dataset, start, config.steps, source)
+  data = tf.data.Dataset.range(start, config.steps).map(pairs).prefetch(1)
+  yield from _decoded(data, config.image.size, rows, source.name).prefetch(2).as_numpy_iterator()
 
 
 def choice(count: int, config, process: int = 0, processes: int = 1):
@@ -165,71 +161,48 @@ def image_batches(
     rows = np.arange(n * batch_size, (n + 1) * batch_size)
     return np.array(source.read(np.minimum(rows, len(source) - 1)), object)
 
-  def pictures(n, careful):
+  def pictures(n):
     records = tf.numpy_function(read, [n], tf.string, stateful=False)
     records.set_shape([batch_size])
-    images = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
-    encoded, box = _cut(images, tf.zeros([0], tf.int64), "none", careful and source)
-    return {"image": tf.ensure_shape(encoded, [batch_size]), "box": box}
+    encoded = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
+    box = _boxes(encoded, tf.zeros([0], tf.int64), "none")
+    return {"image": encoded, "box": tf.ensure_shape(box, [batch_size, 4])}
 
-  def dataset(start, stop, careful):
-    data = tf.data.Dataset.range(start, stop).map(lambda n: pictures(n, careful)).prefetch(1)
-    return _decoded(data, size, source.kind, batch_size).prefetch(2)
-
-  batches = _surviving(dataset, start, -(-len(source) // batch_size), source)
-  for n, batch in enumerate(batches, start):
+  data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(pictures).prefetch(1)
+  data = _decoded(data, size, batch_size, source.name).prefetch(2)
+  for n, batch in enumerate(data.as_numpy_iterator(), start):
     yield batch["image"][: len(source) - n * batch_size]
 
 
-def _cut(encoded, draws, augment, careful):
-  """Where to cut each picture of a batch, and, with care, grey ones for those that are broken."""
+def _boxes(encoded, draws, augment):
+  """Where to cut each picture of a batch; string [n], int64 [n] -> int32 [n, 4]."""
 
   def boxes(encoded, draws):
     if augment == "random_resized_crop":
       return images.random_crops(encoded, draws)
     return images.centres(encoded)
 
-  if careful:
-    check = lambda encoded: images.readable_or_grey(encoded, careful.kind)  # noqa: E731
-    encoded = tf.numpy_function(check, [encoded], tf.string, stateful=False)
-    encoded.set_shape([None])
   box = tf.numpy_function(boxes, [encoded, draws], tf.int32, stateful=False)
-  return encoded, tf.ensure_shape(box, [None, 4])
+  return tf.ensure_shape(box, [None, 4])
 
 
-def _decoded(data, size, kind, rows):
+def _decoded(data, size, rows, name):
   """Batches of `rows` encoded pictures -> batches of decoded ones, on all cores, in order."""
-  group = math.gcd(rows, 8)  # decoded at a time: a call of Python costs as much as resizing one
+  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
-  def several(batch):
-    encoded, boxes = (tf.unstack(batch.pop(name), group) for name in ("image", "box"))
-    return {**batch, "image": images.decode_all(encoded, boxes, size, kind)}
+  def decode(encoded, boxes):
+    out, broken = images.decode_all(encoded, boxes, size, pool)
+    if broken:
+      logging.error("%s: %d broken pictures are shown grey", name, broken)
+    return out
 
-  def grouped(batch):
-    return {k: tf.reshape(v, [rows // group, group, *v.shape[1:]]) for k, v in batch.items()}
+  def pictures(batch):
+    encoded, boxes = batch.pop("image"), batch.pop("box")
+    decoded = tf.numpy_function(decode, [encoded, boxes], tf.uint8, stateful=False)
+    return {**batch, "image": tf.ensure_shape(decoded, (rows, size, size, 3))}
 
-  def whole(batch):
-    return {k: tf.reshape(v, [rows, *v.shape[2:]]) for k, v in batch.items()}
-
-  data = data.map(grouped).unbatch().map(several, os.cpu_count(), deterministic=True)
-  return data.batch(rows // group, drop_remainder=True).map(whole)
-
-
-def _surviving(dataset, start, stop, source):
-  """The batches of dataset(start, stop, careful=False); those with a broken picture, with care.
-
-  Data that were prepared without decoding them may hold such a picture, and a long run should not
-  end for it. As batch n is always the same, so is what becomes of it.
-  """
-  while start < stop:
-    try:
-      for batch in dataset(start, stop, False).as_numpy_iterator():
-        yield batch
-        start += 1
-    except tf.errors.InvalidArgumentError:
-      logging.error("%s: batch %d has a broken picture; it is shown grey", source.name, start)
-      yield from dataset(start, start + 1, True).as_numpy_iterator()
-      start += 1
+  # Two batches at a time, so that no thread waits for the last picture of one.
+  return data.map(pictures, 2, deterministic=True)
 
 
 def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:

@@ -14,7 +14,7 @@ def measure(pairs, chosen):
   reached = [row for row in chosen if row["threshold"] is not None]
   levels = np.unique(np.array([row["threshold"] for row in reached], np.float32))
   returned = profiles.profiles(text, [image], levels).counts.sum(axis=0, dtype=np.int64)  # [L]
-  own = tiles.own_scores(text, image, image_of_text)
+  own = np.einsum("qd,qd->q", text, image[image_of_text])
   out = []
   for row in reached:
     threshold = np.float32(row["threshold"])
