@@ -6,9 +6,6 @@ in float64. Ties: documents with equal scores keep their order, images before di
 stable sort; so a model that gives every pair the same score is right once in M, not always.
 """
 
-import concurrent.futures
-import os
-
 import numpy as np
 
 from xe_retrieval.retrieval import tiles
@@ -30,7 +27,7 @@ def image_to_text(text, image, image_of_text, devices=None):
   Any caption of the image is right. Images without captions ask no question and are left out.
   """
   text, image, image_of_text = tiles.pairing(text, image, image_of_text)
-  scores = _exact(text, image[image_of_text])
+  scores = _own_scores(text, image, image_of_text)
   order = np.lexsort((-scores, image_of_text))  # by image, its best caption first; stable
   asked, first = np.unique(image_of_text[order], return_index=True)
   return _ranks(image[asked], [text], order[first], devices)
@@ -57,20 +54,10 @@ def _ranks(queries, parts, own, devices):
   right = _Right(queries, parts, own)
   rank = np.zeros(len(queries), np.int64)
   scratch = np.empty(tiles.QUERIES * tiles.DOCUMENTS, np.float32)
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    for start, documents in tiles.progress(
-      list(tiles.stream(parts, tiles.DOCUMENTS)), "exact ranks"
-    ):
-      for rows in tiles.spans(len(queries), tiles.QUERIES):
-        scores = tiles.product(queries[rows], documents, scratch)  # [q, n]
-        blocks = [slice(i, min(i + _ROWS, len(scores))) for i in range(0, len(scores), _ROWS)]
-        counts = pool.map(
-          lambda block, rows=rows, start=start, documents=documents, scores=scores: right.outscored(
-            rows.start + block.start, scores[block], documents, start
-          ),
-          blocks,
-        )
-        rank[rows] += np.concatenate(list(counts))
+  for start, documents in tiles.progress(list(tiles.stream(parts, tiles.DOCUMENTS)), "exact ranks"):
+    for rows in tiles.spans(len(queries), tiles.QUERIES):
+      scores = tiles.product(queries[rows], documents, scratch)  # [q, n]
+      rank[rows] += right.outscored(rows.start, scores, documents, start)
   return rank
 
 
@@ -79,7 +66,7 @@ class _Right:
 
   def __init__(self, queries, parts, own):
     self.queries, self.own = queries, own
-    self.bar = _exact(queries, parts[0][own])  # float64 [Q]
+    self.bar = _own_scores(queries, parts[0], own)
     longest = max(np.sqrt(np.einsum("nd,nd->n", part, part).max(initial=0)) for part in parts)
     unsure = _ROUNDING * np.linalg.norm(queries, axis=1) * longest + 1e-30
     self.low, self.high = (
@@ -88,16 +75,13 @@ class _Right:
 
   def outscored(self, first, scores, documents, start):
     """float32 [q, n] of queries number `first`, … and documents `start`, … -> int64 [q]."""
-    rows = slice(first, first + len(scores))
-    above = np.empty(scores.shape, bool)
-    counts = []
-    for level in (self.high, self.low):
-      np.greater(scores, level[rows, None], out=above)
-      counts.append([np.count_nonzero(row) for row in above])
-    surely, maybe = np.array(counts, np.int64)
-    for q in np.flatnonzero(surely != maybe):
-      surely[q] += self.settle(first + q, scores[q], documents, start)
-    return surely
+    counts, above = np.zeros(len(scores), np.int64), np.empty(scores.shape[1], bool)
+    for i, row in enumerate(scores):  # row by row: in the cache, and with one level for all of it
+      q = first + i
+      counts[i] = np.count_nonzero(np.greater(row, self.high[q], out=above))
+      if np.count_nonzero(np.greater(row, self.low[q], out=above)) != counts[i]:
+        counts[i] += self.settle(q, row, documents, start)
+    return counts
 
   def settle(self, q, scores, documents, start):
     """How many of the documents whose score [n] is too close to tell outscore the right one."""
@@ -111,7 +95,11 @@ class _Right:
 
 _ROUNDING = 2.0**-21  # of unit vectors' float32 dot products, with some reserve
 _MANY = 1000
-_ROWS = 32  # that a thread counts at a time
+
+
+def _own_scores(queries, documents, own):  # [Q, D], [N, D], int [Q] -> float64 [Q]
+  spans = tiles.spans(len(queries), 8192)
+  return np.concatenate([_exact(queries[rows], documents[own[rows]]) for rows in spans])
 
 
 def _exact(a, b):  # float32 [..., D] twice -> float64 [...], the same for the same rows anywhere
