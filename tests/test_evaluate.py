@@ -60,6 +60,21 @@ def test_the_figures_for_a_terminal():
   ]
 
 
+def test_audit_and_judgements_for_a_terminal():
+  index = {"kind": "scann", "vectors": 30_000, "build_seconds": 2.5, "queries_per_second": 9_000}
+  index |= {"neighbours_found": {"1": 99.5, "10": 98}, "drift": {"recall@1": -0.25, "recall@10": 0}}
+  assert evaluate._index_line(index).splitlines() == [
+    "index: scann, 30,000 vectors, built in 2.5 s, 9,000 queries/s",
+    "  nearest found: 99.5 % of 1, 98.0 % of 10; drift it causes: R@1 -0.25, R@10 +0.00",
+  ]
+  found = {"kendall_tau_c": 50.123, "kendall_tau_b": 49, "spearman": 60, "pr_auc": None}
+  found |= {"pairs": 5_000, "own_captions_left_out": 158, "not_in_data_set": 3}
+  assert evaluate._judgements_line("experts.txt", found).splitlines() == [
+    "experts.txt: Kendall τc 50.12, τb 49.00, Spearman 60.00, PR-AUC –",
+    "  over 5,000 judged pairs; left out: 158 own captions, 3 not in the data set",
+  ]
+
+
 @pytest.mark.parametrize(
   ("arguments", "sentence"),
   [

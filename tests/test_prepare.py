@@ -246,6 +246,43 @@ def test_without_max_side_files_are_copied(tmp_path):
   assert [data.picture(n) for n in range(4)] == [picture(n) for n in range(4)]
 
 
+def test_what_another_shard_has_is_left_out(tmp_path):
+  shard(tmp_path / "0.tar", range(5))
+  shard(tmp_path / "1.tar", [7, 3, 8, 1])
+  shard(tmp_path / "2.tar", [3, 1])
+  manifest = run(prepare.webdataset([f"{tmp_path}/?.tar"], "twice"), tmp_path)
+  assert (manifest["kept"], manifest["rejected"]) == (7, {"duplicate": 4})
+  data = source(tmp_path, "captions/twice")
+  expected = [f"caption {n}" for n in (0, 1, 2, 3, 4, 7, 8)]
+  assert [c for record in data.captions() for c in record] == expected
+  assert data.picture(5) == picture(7)
+  lines = (tmp_path / "out/captions/twice/1.0.0/rejected.tsv").read_text().splitlines()[1:]
+  assert [line.split("\t")[0] for line in lines] == [
+    f"{s}.tar:{n:09d}.jpg" for s, n in ((1, 3), (1, 1), (2, 3), (2, 1))
+  ]
+  with pytest.raises(ValueError, match=r"1\.tar:000000003\.jpg: duplicate"):
+    run(prepare.webdataset([f"{tmp_path}/?.tar"], "strict"), tmp_path, records.Options(strict=True))
+
+
+def test_copies_between_splits_are_reported_though_nothing_was_decoded(tmp_path):
+  shard(tmp_path / "0.tar", range(5))
+  shard(tmp_path / "1.tar", [7, 3])
+  patterns = [f"train={tmp_path}/0.tar", f"test={tmp_path}/1.tar"]
+  manifest = run(prepare.webdataset(patterns, "leak"), tmp_path, records.Options(None))
+  assert manifest["kept"] == 7  # the splits are the user's
+  assert manifest["near duplicates of train"] == {"test": 1}
+  lines = (tmp_path / "out/captions/leak/1.0.0/near_duplicates.tsv").read_text().splitlines()
+  assert lines[1:] == ["test\t000000003.jpg\t000000003.jpg\t0"]
+
+
+def test_a_name_that_is_no_text(tmp_path):
+  names = ["a\udcff.jpg", "a\udcff.txt"]  # the byte 0xff
+  write_tar(tmp_path / "0.tar", zip(names, [picture(0), b"a caption"], strict=True))
+  run(prepare.webdataset([f"{tmp_path}/0.tar"], "names"), tmp_path)
+  data = source(tmp_path, "captions/names")
+  assert data.columns("file")["file"] == [b"a\\udcff.jpg"]
+
+
 # ---- Karpathy ----
 
 

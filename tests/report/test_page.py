@@ -37,7 +37,7 @@ def written(pairs, tmp_path_factory):
   out = tmp_path_factory.mktemp("report")
   distractors = np.random.default_rng(1).standard_normal((30, 16)).astype(np.float32)
   found = evaluation.evaluate(pairs, distractors / 4)
-  found.metrics["dataset"] = "conceptual_captions"
+  found.metrics |= {"dataset": "conceptual_captions", "training_pairs": 2_000_000}
   path = page.write(out, "<b>title</b>", CONFIG, 600, found, pairs)
   return path, found, _Page(path.read_text())
 
@@ -50,6 +50,12 @@ def test_needs_no_network_and_runs_nothing(written):
       assert value.startswith("data:image/")
     elif not value.startswith(("#", "data:image/")):  # within an SVG; else a file beside the page
       assert (written[0].parent / value).exists(), value[:80]
+
+
+def test_says_how_many_pairs_it_was_trained_on(written):
+  text = written[2].text
+  assert "· trained on 2,000,000 pairs" in text
+  assert "This model was trained on 2,000,000 pairs. The paper: 3,318,333 training" in text
 
 
 def test_captions_are_escaped(written):
@@ -104,6 +110,11 @@ def test_tables_and_plots_are_files_too(written):
   )
   assert float(rows[1]["PR-AUC"]) == 20.12
   assert float(rows[4]["Recall@100"]) == 21.54
+  best = found.metrics["calibration"]["best_f1"]
+  *rows, last = csv.DictReader((path.parent / "thresholds.csv").open())
+  assert [float(row["Precision asked for"]) for row in rows] == [50, 80, 90, 95]
+  assert last["Precision asked for"] == f"best F1, {best['f1']:.1f}"
+  assert float(last["Cosine at least"]) == best["threshold"]
   for name in ("precision_recall", "score_distributions", "recall", "reliability"):
     assert Image.open(path.parent / f"{name}.png").size[0] > 800
     assert (path.parent / f"{name}.svg").read_text().startswith("<?xml")

@@ -15,7 +15,7 @@ def write(out_dir, title, config, step, evaluation, pairs):
   metrics = evaluation.metrics
   shown = [
     tables.headline(metrics, metrics.get("dataset", ""), config.get("loss", "")),
-    tables.thresholds(evaluation.thresholds),
+    tables.thresholds(evaluation.thresholds, metrics["calibration"]["best_f1"]),
     tables.bands(metrics),
     tables.needed(metrics),
   ]

@@ -2,7 +2,7 @@
 
 PAIRS = {
   "conceptual_captions": "3,318,333 training and 12,559 test pairs",
-  "flickr30k": "zero-shot",
+  "flickr30k": "zero-shot after 3,318,333 training pairs",
 }
 
 NAMES = {

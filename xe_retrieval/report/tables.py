@@ -76,13 +76,15 @@ def headline(metrics, dataset, loss):
   text = f"{metrics['queries']:,} captions, {metrics['images']:,} images; percent."
   text += " Small print: 95 % of bootstrap samples over the queries."
   if known:
-    text += f" The paper: {paper.PAIRS[dataset.split('/')[0]]}; the web set has shrunk since."
+    trained = metrics.get("training_pairs")
+    ours = f" This model was trained on {trained:,} pairs." if trained else ""
+    text += f"{ours} The paper: {paper.PAIRS[dataset.split('/')[0]]}; the web set has shrunk since."
   columns = ["", "PR-AUC", *(f"Recall@{k}" for k in AT), "Median rank"]
   return Table("headline", "Results", text, columns, rows)
 
 
-def thresholds(rows):
-  """thresholds.json as a table."""
+def thresholds(rows, best_f1):
+  """thresholds.json as a table, and the threshold with the best F1."""
   true = any("true_precision" in row for row in rows)
   columns = ["Precision asked for", "Cosine at least", "Precision", "Recall", "Pairs returned"]
   columns += ["Queries without result"] + ["True precision"] * true
@@ -92,7 +94,7 @@ def thresholds(rows):
     "The lowest cosine at which one threshold for all queries has that precision among the pairs "
     "it returns. Percent; small print: bootstrap over queries.",
     columns,
-    [_threshold_row(row, true) for row in rows],
+    [*(_threshold_row(row, true) for row in rows), _best_f1_row(best_f1, true)],
   )
 
 
@@ -196,6 +198,14 @@ def _threshold_row(row, true):
     Figure(row["returned"], 0),
     Figure(100 * row["queries_without_result"], 1),
   ] + ([Figure(100 * row["true_precision"], 1)] if true else [])
+
+
+def _best_f1_row(best, true):
+  precision, recall, without = (
+    Figure(best[key], 1) for key in ("precision", "recall", "queries_without_result")
+  )
+  name = f"best F1, {best['f1']:.1f}"
+  return [name, Figure(best["threshold"], 3), precision, recall, "", without] + [""] * true
 
 
 def _plain(cell):

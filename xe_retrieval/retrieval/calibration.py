@@ -82,18 +82,17 @@ def reliability(profiles, own, targets, splits=40, seed=0):
   NaN where the first half reaches no such threshold, or the second returns nothing.
   """
   random = np.random.default_rng(seed)
+  half = np.array([random.permutation(len(own)) < len(own) // 2 for _ in range(splits)])  # [S, Q]
+  chosen, measured = (_precisions(h.astype(np.float32), profiles, own) for h in (half, ~half))
   out = np.full((len(targets), splits), np.nan)
-  true = own[:, None] >= profiles.levels  # [Q, L]
-  for split in range(splits):
-    half = random.permutation(len(own)) < len(own) // 2
-    precision = [_precision(true[h], profiles.counts[h]) for h in (half, ~half)]  # each [L]
-    for i, target in enumerate(targets):
-      good = np.flatnonzero(precision[0] >= target)  # NaN is not
-      if good.size:
-        out[i, split] = precision[1][good[0]]
+  for i, target in enumerate(targets):
+    good = chosen >= target  # [S, L]; NaN is not
+    lowest = measured[np.arange(splits), good.argmax(axis=1)]
+    out[i] = np.where(good.any(axis=1), lowest, np.nan)
   return out
 
 
-def _precision(true, counts):
-  true, returned = true.sum(axis=0), counts.sum(axis=0, dtype=np.int64)
-  return np.divide(true, returned, out=np.full(len(true), np.nan), where=returned > 0)
+def _precisions(draws, profiles, own):  # float32 [S, Q], Profiles, [Q] -> [S, L]
+  true = draws @ (own[:, None] >= profiles.levels).astype(np.float32)
+  returned = draws @ profiles.counts.astype(np.float32)
+  return np.divide(true, returned, out=np.full_like(true, np.nan), where=returned > 0)
