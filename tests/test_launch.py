@@ -35,30 +35,32 @@ def stage(tmp_path):
   for folder in ("venv/bin", "xe_retrieval/.venv/bin"):
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "activate").write_text("")
-  path = f"{tmp_path}:{os.environ['PATH']}"
+  path = f"{tmp_path}:/usr/bin:/bin"
   return dict(os.environ, PATH=path, STAGE=str(tmp_path), VIRTUAL_ENV=str(tmp_path / "venv"))
 
 
-def parsed(argv, devices):
+def parsed(argv, devices, monkeypatch):
   """The config that this command line gives, with its fields found possible."""
   assert argv[:2] == ["-m", "xe_retrieval.main"]
+  monkeypatch.setattr(sys, "argv", ["main", *argv[2:]])  # where ml_collections looks for fields
+  monkeypatch.chdir(ROOT)
   flags.FLAGS.unparse_flags()
-  command_line.parse(["main", *argv[2:]])
+  command_line.parse(sys.argv)
   assert main._WORKDIR.value
   settings.validate(main._CONFIG.value, devices)
   return main._CONFIG.value
 
 
 @pytest.mark.parametrize(("script", "devices"), [("slurm.sh", 16), ("tpu_pod.sh", 16)])
-def test_the_command_of_a_script_parses(script, devices, stage):
+def test_the_command_of_a_script_parses(script, devices, stage, monkeypatch):
   subprocess.run(["bash", ROOT / "launch" / script], check=True, env=stage, cwd=ROOT)
   argv = (pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
-  config = parsed(argv, devices)
+  config = parsed(argv, devices, monkeypatch)
   assert main._DISTRIBUTED.value
   assert config.batch_size >= 4096 and config.data.dir.endswith("/datasets")
 
 
-def test_the_job_set():
+def test_the_job_set(monkeypatch):
   job = yaml.safe_load((ROOT / "launch" / "kubernetes.yaml").read_text())
   assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
   _check(job, JOBSET, "JobSet")
@@ -76,7 +78,8 @@ def test_the_job_set():
   assert "completion-index" in env["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
   assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
   assert container["command"][0] == "python"
-  parsed(container["command"][1:], hosts * container["resources"]["limits"]["google.com/tpu"])
+  devices = hosts * container["resources"]["limits"]["google.com/tpu"]
+  parsed(container["command"][1:], devices, monkeypatch)
 
 
 # The part of the JobSet and pod schemas that is used: a field that is not here is a misspelling.

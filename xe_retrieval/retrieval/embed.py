@@ -30,8 +30,11 @@ class Encoder:
     self._mesh = mesh.make(devices)
     self._batch = math.ceil(batch / self._mesh.size) * self._mesh.size
     rows, everywhere = mesh.rows(self._mesh), mesh.everywhere(self._mesh)
-    out = rows if jax.process_count() == 1 else everywhere  # every process wants all vectors
+    several = jax.process_count() > 1  # then all have the same input, and want all vectors
+    out = everywhere if several else rows
     compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=out)
+    spread = lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: x[part])  # noqa: E731
+    self._put = spread if several else lambda x: x
     self._text = compiled(lambda v, x: _unit(model.apply(v, x, method="embed_text")))
     self._image = compiled(lambda v, x: _unit(model.apply(v, x, method="embed_image")))
 
@@ -82,7 +85,7 @@ class Encoder:
 
       for batch in batches:
         padding = [(0, self._batch - len(batch))] + [(0, 0)] * (batch.ndim - 1)
-        pending.append((function(self.variables, np.pad(batch, padding)), len(batch)))
+        pending.append((function(self.variables, self._put(np.pad(batch, padding))), len(batch)))
         if len(pending) > 1:
           done = collect()
       while pending:
