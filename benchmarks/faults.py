@@ -1,6 +1,6 @@
 """Kills training over and over, and looks whether anything was lost.
 
-  python -m benchmarks.faults [--kills=200] [--at_once=2] [--seed=0]
+  python -m benchmarks.faults [--kills=200] [--at_once=2] [--seed=0] [--minutes=60]
 
 Runs of tiny towers are killed at random: SIGKILL in the middle of a save, at any step, while
 starting; SIGTERM and SIGINT. Each is started again in the same workdir until it is done, then comes
@@ -44,8 +44,10 @@ def main():
   parser.add_argument("--kills", type=int, default=200)
   parser.add_argument("--at_once", type=int, default=2)
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--minutes", type=float, default=60, help="no more kills after this time")
   args = parser.parse_args()
   began = time.time()
+  until = began + 60 * args.minutes
   assert "tensorflow" not in sys.modules
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
@@ -59,7 +61,7 @@ def main():
       args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
     ]
     workers = [
-      _fork(lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i))
+      _fork(lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i, until))
       for i in range(args.at_once)
     ]
     for pid in workers:
@@ -68,16 +70,17 @@ def main():
     _report(results, time.time() - began)
 
 
-def _worker(root, kills, seed):
-  """So many kills, one after the other; writes results.json."""
+def _worker(root, kills, seed, until):
+  """So many kills, one after the other, unless time is up; writes results.json."""
   root.mkdir()
   draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
   reference = _read(root.parent / "reference.json")
   out = {"killed": dict.fromkeys(KINDS, 0), "runs": 0, "unusable": [], "half": [], "different": []}
-  while sum(out["killed"].values()) < kills:
+  more = lambda: sum(out["killed"].values()) < kills and time.time() < until  # noqa: E731
+  while more():
     workdir = root / f"run_{out['runs']}"
     done = False
-    while not done and sum(out["killed"].values()) < kills:
+    while not done and more():
       kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
       status = _one_life(workdir, config, kind, draw)
       out["half"] += _wrong(workdir, reference)

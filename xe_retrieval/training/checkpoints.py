@@ -5,7 +5,10 @@ the position in the data. `run` is JSON: position, best so far, config, and a fi
 array, by which a damaged checkpoint is told from a whole one.
 """
 
+import contextlib
 import dataclasses
+import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +58,7 @@ class Checkpoints:
     What fails in the background (a full disk) is said at the next save, which tries again.
     """
     step = int(state.step)
-    self._settle(step)
+    self._settle()
     self._failure = None
     if step in self._manager.all_steps():
       return
@@ -76,7 +79,7 @@ class Checkpoints:
     try:
       self._manager.save(step, args=items, metrics=metrics, force=True)
     except (OSError, ValueError, RuntimeError) as error:
-      self._failed(step, error)
+      self._failed(error)
 
   def resume(self, like: TrainState) -> TrainState | None:
     """The newest state that is whole; damaged ones are said, and moved to workdir/damaged."""
@@ -139,17 +142,23 @@ class Checkpoints:
       self._workdir / "checkpoints", options=self._options, item_handlers=handlers
     )
 
-  def _settle(self, step=None):
+  def _settle(self):
     """Waits for the save under way, and sees how it went."""
     try:
       self._manager.wait_until_finished()
     except (OSError, ValueError, RuntimeError) as error:
-      self._failed(step, error)
+      self._failed(error)
 
-  def _failed(self, step, error):
+  def _failed(self, error):
     """Makes room again and goes on: what has been trained may still be saved later."""
-    self._manager.close()
-    self._open()  # removes what was half written
+    with contextlib.suppress(Exception):  # it says the same once more
+      self._manager.close()
+    for _ in range(20):  # writes that did not fail may go on for a moment
+      time.sleep(0.1)
+      left = list((self._workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+      for half in left if processes.first() else []:
+        shutil.rmtree(half, ignore_errors=True)
+    self._open()
     last = self.latest()
     kept = f"the last whole one is of step {last}" if last else "there is none yet"
     self._failure = f"a checkpoint could not be saved under {self._workdir}; {kept}: {_line(error)}"
