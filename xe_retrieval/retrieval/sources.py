@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import zlib
 from typing import NamedTuple
 
 from xe_retrieval.data import pictures
@@ -75,12 +76,15 @@ class Dataset:
     return self._opened
 
   def entries(self) -> list[Entry]:
-    seen, found = set(), []
-    for number, image in enumerate(self._source.columns("image_id")["image_id"]):
-      if image not in seen:
-        seen.add(image)
-        found.append(Entry(f"{number:08d}", (len(self._source), int(image))))
-    return found
+    columns = self._source.columns("image_id", "captions")
+    found = {}
+    for number, (image, texts) in enumerate(
+      zip(columns["image_id"], columns["captions"], strict=True)
+    ):
+      # A data set made anew may count its images as before: other captions tell it.
+      stamp = (int(image), zlib.crc32(b"\0".join(texts)))
+      found.setdefault(image, Entry(f"{number:08d}", stamp))
+    return list(found.values())
 
   def captions(self) -> list[str]:
     """Each distinct caption once, in order."""
