@@ -29,17 +29,17 @@ def get_config(loss: str = "cross_example_softmax"):
   text.pretrained = _weights("minilm-l6", "sentence-transformers/all-MiniLM-L6-v2")
   text.pooling = "mean"  # as it was trained
   text.freeze = "all"
-  text.feature_dropout = 0.2
-  text.learning_rate = 1e-3
+  text.feature_dropout = 0.3
+  text.learning_rate = 4e-3
   text.warmup_steps = 50
 
   image = config.image
   image.pretrained = _weights("resnet50-imagenet", "microsoft/resnet-50")
   image.freeze = "all"
-  image.feature_dropout = 0.5
+  image.feature_dropout = 0.7
   image.size = 160
   image.optimizer = "adamw"
-  image.learning_rate, image.end_learning_rate = 1e-3, 0.0
+  image.learning_rate, image.end_learning_rate = 4e-3, 0.0
   image.weight_decay = 0.01
   image.warmup_steps = 50
 
