@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from xe_retrieval.retrieval import profiles, tiles
+from xe_retrieval.retrieval import tiles
 
 
 def measure(pairs, chosen):
@@ -12,21 +12,25 @@ def measure(pairs, chosen):
   """
   text, image, image_of_text = tiles.pairing(pairs.text, pairs.image, pairs.image_of_text)
   reached = [row for row in chosen if row["threshold"] is not None]
-  levels = np.unique(np.array([row["threshold"] for row in reached], np.float32))
-  returned = profiles.profiles(text, [image], levels).counts.sum(axis=0, dtype=np.int64)  # [L]
-  own = np.einsum("qd,qd->q", text, image[image_of_text])
-  out = []
-  for row in reached:
-    threshold = np.float32(row["threshold"])
-    true, count = int(np.sum(own >= threshold)), int(returned[np.searchsorted(levels, threshold)])
-    out.append(
-      {
-        "target_precision": row["target_precision"],
-        "threshold": row["threshold"],
-        "precision": true / count if count else None,
-        "recall": true / len(text),
-        "returned": count,
-        "true": true,
-      }
-    )
-  return out
+  thresholds = np.array([row["threshold"] for row in reached], np.float32)
+  returned, true = np.zeros((2, len(reached)), np.int64)
+  for start, documents in tiles.stream([image], tiles.DOCUMENTS):
+    for rows in tiles.spans(len(text), tiles.QUERIES):
+      scores = tiles.product(text[rows], documents)  # [q, n]
+      own = image_of_text[rows] - start
+      here = np.flatnonzero((own >= 0) & (own < len(documents)))
+      own = scores[here, own[here]]  # of the very product that is counted
+      for i, threshold in enumerate(thresholds):
+        returned[i] += np.count_nonzero(scores >= threshold)
+        true[i] += np.count_nonzero(own >= threshold)
+  return [
+    {
+      "target_precision": row["target_precision"],
+      "threshold": row["threshold"],
+      "precision": float(right / count) if count else None,
+      "recall": float(right / len(text)),
+      "returned": int(count),
+      "true": int(right),
+    }
+    for row, count, right in zip(reached, returned, true, strict=True)
+  ]
