@@ -24,14 +24,13 @@ read -ra seeds <<< "${SEEDS:-0 1 2 3 4}"
 read -ra losses <<< "${LOSSES:-$(python -c 'from xe_retrieval import losses; print(*losses.names())')}"
 mkdir -p "$out"
 # What one run compiles, the others need not.
-export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/$out/compiled}
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(cd "$out" && pwd)/compiled}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 
 # Splits: settings and thresholds are chosen on validation; test is only reported.
 case $name in
   flickr8k)
     prepared=datasets/captions/flickr8k
-    distractors=${DISTRACTORS:-captions/flickr8k:train captions/flickr8k:extra}
     if [ ! -d $prepared ]; then
       tar=${FLICKR8K:-../shared/data/flickr8k.tar}
       [ -f "$tar" ] || {
@@ -47,6 +46,8 @@ case $name in
         { print }' > datasets/flickr8k.tsv
       python -m xe_retrieval.prepare --captions=datasets/flickr8k.tsv --images="$tar" --name=flickr8k
     fi
+    extra=$(grep -q '"extra"' $prepared/1.0.0/manifest.json && echo captions/flickr8k:extra || true)
+    distractors=${DISTRACTORS-captions/flickr8k:train $extra}
     ;;
   *) distractors=${DISTRACTORS-$(python -c "from configs import $name as c; print(c.get_config().data.name)"):train} ;;
 esac
