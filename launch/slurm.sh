@@ -21,5 +21,5 @@ SHARED=${SHARED:-$HOME/xe_retrieval}
 TRAIN=${TRAIN:-"--config=configs/cc.py:cross_example_negative_mining --config.batch_size=4096 --config.dtype=bfloat16"}
 
 source "${VIRTUAL_ENV:-$PWD/.venv}/bin/activate" # pip install -c constraints.txt -e '.[cuda]'
-srun --kill-on-bad-exit=1 python -m xe_retrieval.main --distributed \
-  --workdir="$SHARED/runs/cc" --config.data.dir="$SHARED/datasets" $TRAIN
+srun --kill-on-bad-exit=1 python -m xe_retrieval.main --distributed $TRAIN \
+  --workdir="$SHARED/runs/cc" --config.data.dir="$SHARED/datasets"

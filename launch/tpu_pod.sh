@@ -20,5 +20,5 @@ gcloud compute tpus tpu-vm scp "$archive" ${POD%% *}:xe_retrieval.tar.gz ${POD#*
 everywhere "mkdir -p xe_retrieval && tar -xzf xe_retrieval.tar.gz -C xe_retrieval && cd xe_retrieval &&
   { [ -x .venv/bin/python ] || python3 -m venv .venv; } &&
   .venv/bin/pip install --quiet -c constraints.txt -e '.[tpu]'"
-everywhere "cd xe_retrieval && . .venv/bin/activate && exec python -m xe_retrieval.main --distributed \
-  --workdir=$BUCKET/runs/cc --config.data.dir=$BUCKET/datasets $TRAIN"
+everywhere "cd xe_retrieval && . .venv/bin/activate && exec python -m xe_retrieval.main --distributed $TRAIN \
+  --workdir=$BUCKET/runs/cc --config.data.dir=$BUCKET/datasets"

@@ -46,11 +46,12 @@ def test_two_processes_by_two_devices_are_one_by_four(config, tmp_path):
   config.log_every, config.text.mlp, config.image.freeze = 1, 64, "all"
   config.data.dir = str(tmp_path / "data")  # which the first process makes, and the others await
   config.mesh.shard_parameters, config.micro_batch = True, 8
+  # AdamW makes steps of full length of a gradient that is zero but for rounding (keys' biases).
+  config.text.optimizer, config.text.learning_rate = "sgd", 0.02
   told = start(config, tmp_path / "two")
   assert "on 4 cpu device(s) of 2 processes" in told
   assert told.count("validation PR-AUC") == 2  # one of them speaks
 
-  config.mesh.shard_parameters, config.micro_batch = False, 0
   one = train.train(config, tmp_path / "one", jax.devices()[:4])
   np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-6)
   trained = settings.from_json((tmp_path / "two" / "config.json").read_text())
