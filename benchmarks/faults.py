@@ -33,7 +33,7 @@ from matplotlib import pyplot  # noqa: F401
 
 from configs import quickstart
 
-STEPS = 60
+STEPS = 30
 KINDS = {"in a save": 5, "at a step": 2, "at the start": 1, "SIGTERM": 1, "SIGINT": 1}
 
 
@@ -185,7 +185,7 @@ def _config(root, every, keep):
   config.image.size, config.image.stem_width = 16, 8
   config.image.depths, config.image.widths = (1,), (16,)
   config.embedding_dim, config.ema_decay = 8, 0.9
-  config.log_every, config.eval_every, config.checkpoint_every = 1, 20, every
+  config.log_every, config.eval_every, config.checkpoint_every = 1, 10, every
   config.keep_checkpoints = keep
   return config
 
