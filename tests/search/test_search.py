@@ -99,7 +99,7 @@ def test_nothing_relevant_is_exit_code_1(index):
   [
     (["--index=i"], "search for what?"),
     (["--index=i", "a", "--queries=-"], "search for what?"),
-    (["--index=i", "a", "--min_precision=2"], "must be a float in the range [0, 1]"),
+    (["--index=i", "a", "--min_precision=2"], "is not a number in the range [0, 1]"),
     (["a"], "--index"),
   ],
 )
