@@ -90,7 +90,7 @@ def test_type_look_slide_and_find_nothing(index, model, tmp_path):
 
     # What the README shows: results, and near misses in grey.
     page.look(1200, 740)
-    page.open(f"http://127.0.0.1:{port}/{README}")
+    page.open(f"http://127.0.0.1:{port}/{README if given else '?q=a+star&p=0.1'}")
     page.wait("document.querySelectorAll('.card').length > 12")
     page.wait("[...document.images].filter((i) => i.naturalWidth > 0).length > 12")
     page.screenshot(pictures / "search.png")
