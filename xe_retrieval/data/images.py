@@ -6,6 +6,7 @@ import numpy as np
 from xe_retrieval.data import pictures
 
 AUGMENTS = ("none", "random_resized_crop")
+DECODER = 2  # counted up whenever the same file gives other pixels: cached features depend on it
 # OpenCV decodes a JPEG in three quarters of the time that TensorFlow takes, and can do it at 1/2,
 # 1/4 or 1/8 of the size. EXIF's orientation is for `prepare`, not for here.
 _RGB = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from tqdm import tqdm
 
-from xe_retrieval.data import pipeline
+from xe_retrieval.data import images, pipeline
 from xe_retrieval.towers import dual_encoder
 from xe_retrieval.training import processes
 
@@ -148,8 +148,7 @@ def _key(config, variables, tokenizer, source, tower):
   settings = {k: v for k, v in config[tower].to_dict().items() if k not in _APART}
   settings["dtype"] = config.dtype
   digest.update(json.dumps([settings, source.fingerprint()], sort_keys=True).encode())
-  if tower == "text":
-    digest.update(tokenizer.fingerprint().encode())
+  digest.update(tokenizer.fingerprint().encode() if tower == "text" else bytes([images.DECODER]))
   for collection in ("params", "batch_stats"):
     tree = variables.get(collection, {}).get(tower, {}).get("tower", {})
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
