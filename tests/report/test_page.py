@@ -37,7 +37,7 @@ def written(pairs, tmp_path_factory):
   out = tmp_path_factory.mktemp("report")
   distractors = np.random.default_rng(1).standard_normal((30, 16)).astype(np.float32)
   found = evaluation.evaluate(pairs, distractors / 4)
-  found.metrics |= {"dataset": "conceptual_captions", "training_pairs": 2_000_000}
+  found.metrics.update(dataset="conceptual_captions", training_pairs=2_000_000)
   path = page.write(out, "<b>title</b>", CONFIG, 600, found, pairs)
   return path, found, _Page(path.read_text())
 
