@@ -45,7 +45,9 @@ def main():
   parser.add_argument("--at_once", type=int, default=2)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--minutes", type=float, default=60, help="no more kills after this time")
+  parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
   args = parser.parse_args()
+  globals()["STEPS"] = args.steps
   began = time.time()
   until = began + 60 * args.minutes
   assert "tensorflow" not in sys.modules

@@ -4,8 +4,8 @@
   python -m benchmarks.train --only=memory        # one step of the paper's batch: takes minutes
 
 step        the full train step against the towers' forward, backward and optimiser alone, N=512:
-            BERT-base and ResNet-50, but of 8 tokens and 32x32 pixels, so that it takes seconds. At
-            full size the towers cost 40 times as much and the loss the same.
+            BERT-base and ResNet-50, but of 8 tokens and 32x32 pixels, so that it takes half a
+            minute on two cores. At full size the towers cost many times as much, the loss the same.
 loop        what the loop of train.py adds to the step itself, and how often a step was compiled.
 checkpoint  how long a save holds up the loop, against one that is waited for; the paper's towers.
 memory      peak resident memory of a process that takes one step, batch 512, the paper's towers at

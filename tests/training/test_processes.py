@@ -62,9 +62,9 @@ def test_two_processes_by_two_devices_are_one_by_four(config, tmp_path):
 
 def test_killed_at_random_nothing_is_lost():
   out = subprocess.run(
-    [sys.executable, "-m", "benchmarks.faults", "--kills=3"],
+    [sys.executable, "-m", "benchmarks.faults", "--kills=2", "--at_once=1", "--steps=12"],
     cwd=ROOT, capture_output=True, text=True,
   )  # fmt: skip
   assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-3000:]
   assert "0 unusable workdirs" in out.stdout and "0 half checkpoints" in out.stdout
-  assert re.search(r"\n3 kills in", out.stdout) and "0 ends with other bytes" in out.stdout
+  assert re.search(r"\n2 kills in", out.stdout) and "0 ends with other bytes" in out.stdout
