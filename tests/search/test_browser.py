@@ -18,7 +18,7 @@ CHROMIUM = chromium.find()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 QUERY = "a red circle"
-README = "?q=a+large+yellow+star+above+a+small+pink+star&p=0.8"
+README = "?q=a+large+blue+diamond&p=0.8"
 CARDS = "document.querySelectorAll('#results .card').length"
 SEEN = "[...document.querySelectorAll('#results img')].filter((i) => i.naturalWidth > 0).length"
 NOTHING = "!document.getElementById('nothing').hidden"
