@@ -1,5 +1,6 @@
 """The launch files: shell that is shell, YAML that is a JobSet, commands whose flags parse."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -7,10 +8,9 @@ import sys
 
 import pytest
 import yaml
-from absl import flags
 
 from tests.conftest import ROOT
-from xe_retrieval import command_line, main, settings
+from xe_retrieval import settings
 
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / ".ci" / "run"]
 
@@ -39,28 +39,38 @@ def stage(tmp_path):
   return dict(os.environ, PATH=path, STAGE=str(tmp_path), VIRTUAL_ENV=str(tmp_path / "venv"))
 
 
-def parsed(argv, devices, monkeypatch):
-  """The config that this command line gives, with its fields found possible."""
+_PARSE = """
+import json, sys
+from xe_retrieval import command_line, main
+command_line.parse(sys.argv)
+config = main._CONFIG.value.to_dict()
+print(json.dumps([config, main._WORKDIR.value, main._DISTRIBUTED.value]))
+"""
+
+
+def parsed(argv, devices):
+  """The config that this command line gives, with its fields found possible, and --distributed."""
   assert argv[:2] == ["-m", "xe_retrieval.main"]
-  monkeypatch.setattr(sys, "argv", ["main", *argv[2:]])  # where ml_collections looks for fields
-  monkeypatch.chdir(ROOT)
-  flags.FLAGS.unparse_flags()
-  command_line.parse(sys.argv)
-  assert main._WORKDIR.value
-  settings.validate(main._CONFIG.value, devices)
-  return main._CONFIG.value
+  command = [sys.executable, "-c", _PARSE, *argv[2:]]  # apart: flags can be defined only once
+  out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert out.returncode == 0, out.stderr
+  config, workdir, distributed = json.loads(out.stdout)
+  assert workdir
+  config = settings.from_json(json.dumps(config))
+  settings.validate(config, devices)
+  return config, distributed
 
 
 @pytest.mark.parametrize(("script", "devices"), [("slurm.sh", 16), ("tpu_pod.sh", 16)])
-def test_the_command_of_a_script_parses(script, devices, stage, monkeypatch):
+def test_the_command_of_a_script_parses(script, devices, stage):
   subprocess.run(["bash", ROOT / "launch" / script], check=True, env=stage, cwd=ROOT)
   argv = (pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
-  config = parsed(argv, devices, monkeypatch)
-  assert main._DISTRIBUTED.value
+  config, distributed = parsed(argv, devices)
+  assert distributed
   assert config.batch_size >= 4096 and config.data.dir.endswith("/datasets")
 
 
-def test_the_job_set(monkeypatch):
+def test_the_job_set():
   job = yaml.safe_load((ROOT / "launch" / "kubernetes.yaml").read_text())
   assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
   _check(job, JOBSET, "JobSet")
@@ -79,7 +89,7 @@ def test_the_job_set(monkeypatch):
   assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
   assert container["command"][0] == "python"
   devices = hosts * container["resources"]["limits"]["google.com/tpu"]
-  parsed(container["command"][1:], devices, monkeypatch)
+  parsed(container["command"][1:], devices)
 
 
 # The part of the JobSet and pod schemas that is used: a field that is not here is a misspelling.
@@ -125,11 +135,14 @@ def _check(value, schema, where):
 
 def test_local_processes_number_their_processes_and_pass_on_failure():
   script = ROOT / "launch" / "local_processes.sh"
-  show = "import os; print(*(os.environ['JAX_' + k] for k in ('NUM_PROCESSES', 'PROCESS_ID')))"
+  # In one piece, for the three write to one pipe.
+  show = (
+    "import os; os.write(1, os.path.expandvars('$JAX_PROCESS_ID of $JAX_NUM_PROCESSES|').encode())"
+  )
   out = subprocess.run(
     [script, "3", "--", sys.executable, "-c", show], check=True, capture_output=True, text=True
   )
-  assert sorted(out.stdout.split("\n")[:3]) == ["3 0", "3 1", "3 2"]
+  assert sorted(out.stdout.split("|")) == ["", "0 of 3", "1 of 3", "2 of 3"]
   fail = "import os, sys, time; os.environ['JAX_PROCESS_ID'] == '1' and sys.exit(3); time.sleep(60)"
   failed = subprocess.run(
     [script, "2", "--", sys.executable, "-c", fail], env=dict(os.environ, GRACE="0"), timeout=30

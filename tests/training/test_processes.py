@@ -9,6 +9,7 @@ import sys
 import chex
 import jax
 import numpy as np
+import pytest
 
 from tests.conftest import ROOT
 from xe_retrieval import settings, train
@@ -41,6 +42,7 @@ def losses(workdir):
   return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_two_processes_by_two_devices_are_one_by_four(config, tmp_path):
   """Also with the state spread over all of them, in micro-batches, and a frozen tower's cache."""
   config.log_every, config.text.mlp, config.image.freeze = 1, 64, "all"
@@ -60,6 +62,7 @@ def test_two_processes_by_two_devices_are_one_by_four(config, tmp_path):
   chex.assert_trees_all_close(jax.device_get(two), jax.device_get(one), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_killed_at_random_nothing_is_lost():
   out = subprocess.run(
     [sys.executable, "-m", "benchmarks.faults", "--kills=2", "--at_once=1", "--steps=12"],
