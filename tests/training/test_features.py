@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 
 import chex
 import jax
@@ -173,22 +172,3 @@ def test_settings_that_do_not_matter_share_a_cache(frozen, tmp_path):
   frozen.image.learning_rate, frozen.text.trunk = 1.0, 16
   features.tables(frozen, model, variables, tokenizer, source)
   assert files(frozen) == before
-
-
-def test_two_runs_at_once_compute_a_table_once(frozen, tmp_path, capsys):
-  frozen.data.dir = str(tmp_path)
-  path = features._directory(frozen) / "train-image-0.npy"
-  order = []
-
-  def second():
-    with features._alone(path):
-      order.append(path.exists())
-
-  with features._alone(path):
-    thread = threading.Thread(target=second)
-    thread.start()
-    thread.join(0.3)
-    assert thread.is_alive() and "another run computes train-image-0.npy" in capsys.readouterr().out
-    path.touch()
-  thread.join(5)
-  assert order == [True]

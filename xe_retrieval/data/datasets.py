@@ -16,6 +16,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from xe_retrieval.data import shapes
+from xe_retrieval.data.alone import alone
 from xe_retrieval.data.cpu_tensorflow import tf  # noqa: F401  (before tfds: keeps it off accelerators)
 
 import tensorflow_datasets as tfds  # isort: skip
@@ -202,9 +203,10 @@ def encode_png(image: np.ndarray) -> io.BytesIO:
 def _shapes(name, pairs, directory):
   if not pairs.isdigit() or int(pairs) < 1:
     raise ValueError(f"config.data.name: {name!r} should be shapes/<number of pairs>")
-  out = Shapes(pairs=int(pairs), data_dir=directory)
-  out.download_and_prepare(file_format="array_record")
-  return out
+  if not Shapes(pairs=int(pairs), data_dir=directory).is_prepared():
+    with alone(directory / f"shapes_{pairs}"):
+      Shapes(pairs=int(pairs), data_dir=directory).download_and_prepare(file_format="array_record")
+  return Shapes(pairs=int(pairs), data_dir=directory)
 
 
 def _prepared_directory(name):

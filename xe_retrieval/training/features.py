@@ -6,8 +6,6 @@ into input. Change any of them and it is another file; later runs, seeds and los
 It is written in parts, so that a computation that was interrupted goes on where it stopped.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import sys
@@ -18,6 +16,7 @@ from etils import epath
 from tqdm import tqdm
 
 from xe_retrieval.data import images, pipeline
+from xe_retrieval.data.alone import alone
 from xe_retrieval.towers import dual_encoder
 from xe_retrieval.training import processes
 
@@ -46,7 +45,7 @@ def tables(
     path = _directory(config) / f"{source.split}-{tower}-{key}.npy"
     with processes.one_after_the_other(path.name):  # the others find what the first computed
       if not path.exists():
-        with _alone(path):  # another run may have made it meanwhile
+        with alone(path):  # another run may have made it meanwhile
           if not path.exists():
             _compute(path, config, model, variables, tokenizer, source, tower)
     out[tower] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -160,17 +159,3 @@ def _directory(config):
   out = epath.Path(config.data.dir or "~/tensorflow_datasets").expanduser() / "features"
   out.mkdir(parents=True, exist_ok=True)
   return out
-
-
-@contextlib.contextmanager
-def _alone(path):
-  """While this lasts, no other process makes the same table."""
-  lock = path.with_suffix(".lock")
-  with lock.open("w") as f:
-    try:
-      fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      print(f"another run computes {path.name}; waiting for it", flush=True)
-      fcntl.flock(f, fcntl.LOCK_EX)
-    yield
-    lock.unlink(missing_ok=True)  # whoever waits for it finds the table finished
