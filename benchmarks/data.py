@@ -126,19 +126,22 @@ def wait_for_data(name, directory):
 
 
 def pipeline_rate(source, tokenizer, augment):
+  """In the midst of training: the buffers are as full at the end as at the start."""
   config = cc.get_config()
-  config.batch_size, config.steps, config.data.augment = BATCH, 4 + len(source) // BATCH, augment
-  batches = pipeline.train_batches(source, tokenizer, config)
-  for _ in range(4):  # fills the buffers
+  config.batch_size, config.data.augment = BATCH, augment
+  batches, count = pipeline.train_batches(source, tokenizer, config), 2 * len(source) // BATCH
+  for _ in range(6):
     next(batches)
-  return timed((config.steps - 4) * BATCH, lambda: list(batches))
+  rate = timed(count * BATCH, lambda: [next(batches) for _ in range(count)])
+  batches.close()
+  return rate
 
 
 def decode_rate(pictures):
   data = tf.data.Dataset.from_tensor_slices(pictures)
   data = data.map(lambda e: tf.io.decode_jpeg(e, channels=3), THREADS)
-  data = data.with_options(_two_threads())
-  return timed(len(pictures), lambda: data.reduce(0, lambda n, _: n + 1).numpy())
+  data = data.repeat(2).with_options(_two_threads())
+  return timed(2 * len(pictures), lambda: data.reduce(0, lambda n, _: n + 1).numpy())
 
 
 def first_batch(source, tokenizer, start):

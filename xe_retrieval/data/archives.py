@@ -116,11 +116,14 @@ def _parts(tar, file, shard):
     folder, _, base = member.name.rpartition("/")
     stem, _, extension = base.partition(".")
     key = f"{folder}/{stem}" if folder else stem
-    where = f"{shard}:{tables.printable(member.name)}"
+
+    def rejected(*why, member=member):
+      return Rejection(f"{shard}:{tables.printable(member.name)}", "", *why)
+
     if member.name.startswith("/") or ".." in member.name.split("/"):
-      yield key, "", Rejection(where, "", "outside the folder", "a name that leads elsewhere")
+      yield key, "", rejected("outside the folder", "a name that leads elsewhere")
     elif not member.isreg() or member.issparse():
-      yield key, "", Rejection(where, "", "missing file", "a link or device, not a file")
+      yield key, "", rejected("missing file", "a link or device, not a file")
     else:
       limit = MAX_BYTES if extension.lower() in _PICTURES else _MAX_TEXT
       file.seek(member.offset_data)

@@ -99,7 +99,7 @@ def _upright_rgb(image):
     image = image.convert("RGBA")
     white = Image.new("RGBA", image.size, "white")
     image = Image.alpha_composite(white, image)
-  return image.convert("RGB")
+  return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _one_line(e):
