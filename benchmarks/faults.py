@@ -57,13 +57,15 @@ def main():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     _live(root / "reference", _train, _config(root, every=1, keep=STEPS))
-    _live(root / "reference", _digest)
+    reference = _found(root / "reference")
     print(f"a run of {STEPS} steps that was never stopped: {time.time() - began:.0f} s", flush=True)
     share = [
       args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
     ]
     workers = [
-      _fork(lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i, until))
+      _fork(
+        lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i, until, reference)
+      )
       for i in range(args.at_once)
     ]
     for pid in workers:
@@ -72,20 +74,21 @@ def main():
     _report(results, time.time() - began)
 
 
-def _worker(root, kills, seed, until):
+def _worker(root, kills, seed, until, reference):
   """So many kills, one after the other, unless time is up; writes results.json."""
   root.mkdir()
   draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
-  reference = _read(root.parent / "reference.json")
   out = {"killed": dict.fromkeys(KINDS, 0), "runs": 0, "unusable": [], "half": [], "different": []}
   more = lambda: sum(out["killed"].values()) < kills and time.time() < until  # noqa: E731
   while more():
     workdir = root / f"run_{out['runs']}"
-    done = False
+    done, found = False, {}
     while not done and more():
       kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
       status = _one_life(workdir, config, kind, draw)
-      out["half"] += _wrong(workdir, reference)
+      found = _found(workdir)
+      wrong = {f"{workdir.name}/{n}" for n in found if found[n] != reference[n]}
+      out["half"] = sorted({*out["half"], *wrong})
       if status == "killed":
         out["killed"][kind] += 1
       elif status != "done":
@@ -98,8 +101,9 @@ def _worker(root, kills, seed, until):
       status = _one_life(workdir, config, None, draw)  # the last one lives to its end
       if status != "done":
         out["unusable"].append(f"{workdir.name}: {status}\n{_log(workdir)}")
-    _live(workdir, _digest)
-    out["different"] += _wrong(workdir, reference, at_least=STEPS)
+      found = _found(workdir)
+    if found.get(str(STEPS)) != reference[str(STEPS)]:
+      out["different"].append(workdir.name)
   (root / "results.json").write_text(json.dumps(out))
 
 
@@ -139,27 +143,18 @@ def _one_life(workdir, config, kind, draw):
   return "killed" if killed else "ended early"
 
 
-def _wrong(workdir, reference, at_least=0):
-  """Checkpoints that were there at the last look and not what they should be."""
-  found = workdir.with_suffix(".json")
-  digests = _read(found) if found.exists() else {}
-  found.unlink(missing_ok=True)
-  wrong = [f"{workdir.name}/{step}" for step, d in digests.items() if reference[step] != d]
-  if at_least and str(at_least) not in digests:
-    wrong.append(f"{workdir.name} has no step {at_least}")
-  return wrong
-
-
 def _train(workdir, config):
+  """Tells what it finds, trains, and tells what there is then."""
   from xe_retrieval import train
 
   if (workdir / "checkpoints").exists():
     _digest(workdir)
   train.train(config, workdir, jax.devices()[:1])
+  _digest(workdir)
 
 
 def _digest(workdir):
-  """{step: sha256 of all bytes of the state} of every checkpoint, beside the workdir."""
+  """A line for every checkpoint that calls itself whole: step, sha256 of all bytes of the state."""
   from xe_retrieval import settings
   from xe_retrieval.training import build, mesh
   from xe_retrieval.training.checkpoints import Checkpoints
@@ -167,15 +162,19 @@ def _digest(workdir):
   config = settings.from_json((workdir / "config.json").read_text())
   like = build.build(config, mesh.make(jax.devices()[:1])).state
   saved = Checkpoints(workdir, read_only=True)
-  digests = {}
   for step in saved._manager.all_steps():
     digest = hashlib.sha256()
     for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(step, like))):
       digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
-    digests[step] = digest.hexdigest()
-  unfinished = workdir.with_suffix(".tmp")
-  unfinished.write_text(json.dumps(digests))
-  unfinished.replace(workdir.with_suffix(".json"))
+    with workdir.with_suffix(".digests").open("a") as file:
+      file.write(f"{step} {digest.hexdigest()}\n")
+
+
+def _found(workdir):
+  """{step: digest} of what the lives have told so far; of a step that differed once, that one."""
+  path = workdir.with_suffix(".digests")
+  lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+  return {step: " ".join(sorted({d for s, d in lines if s == step})) for step, _ in lines}
 
 
 def _config(root, every, keep):

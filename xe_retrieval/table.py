@@ -29,8 +29,6 @@ def workdirs(out, losses, seeds):
 
 def run(config, workdir, distractors=(), splits=SPLITS, report=True):
   """Trains and evaluates, as far as that is not done; False if it was interrupted."""
-  import jax
-
   from xe_retrieval import evaluate, train
 
   if is_done(workdir):
@@ -42,7 +40,6 @@ def run(config, workdir, distractors=(), splits=SPLITS, report=True):
     thresholds = "" if split == splits[0] else chosen
     evaluate.evaluate(workdir, split, distractors=distractors, thresholds=thresholds, report=report)
   (workdir / "done").touch()
-  jax.clear_caches()  # of this run's own functions
   return True
 
 

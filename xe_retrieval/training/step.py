@@ -10,7 +10,7 @@ from xe_retrieval.training import mesh as mesh_lib
 from xe_retrieval.training import optimizers
 
 PERCENTILES = (5, 50, 95)
-SAMPLE = 128  # rows whose negatives are looked at, for their percentiles
+SAMPLE = 64  # rows whose negatives are looked at, for their percentiles
 
 
 @flax.struct.dataclass
