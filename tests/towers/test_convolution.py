@@ -1,4 +1,4 @@
-"""Fast gradients against those that XLA derives from the plain definition."""
+"""Fast convolutions and gradients against XLA's own, derived from the plain definition."""
 
 import chex
 import flax.linen as nn
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xe_retrieval.towers import convolution
+from xe_retrieval.towers import convolution, winograd
 
 
 def draw(*shape):
@@ -30,6 +30,14 @@ def assert_same(fast, plain, *inputs):
   chex.assert_trees_all_close(*run(*inputs), rtol=1e-4, atol=1e-4)
 
 
+def plain_convolution(x, kernel, stride=1):
+  pad = (kernel.shape[0] // 2,) * 2
+  dimensions = ("NHWC", "HWIO", "NHWC")
+  return jax.lax.conv_general_dilated(
+    x, kernel, (stride, stride), (pad, pad), dimension_numbers=dimensions
+  )
+
+
 @pytest.mark.parametrize("height, width", [(8, 8), (7, 10)])
 @pytest.mark.parametrize(
   "size, stride, channels, features",
@@ -37,14 +45,42 @@ def assert_same(fast, plain, *inputs):
 )
 def test_convolution(height, width, size, stride, channels, features):
   def plain(x, kernel):
-    pad = (size // 2, size // 2)
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(
-      x, kernel, (stride, stride), (pad, pad), dimension_numbers=dimensions
-    )
+    return plain_convolution(x, kernel, stride)
 
   x, kernel = draw(2, height, width, channels), draw(size, size, channels, features)
   assert_same(lambda x, kernel: convolution.convolve(x, kernel, stride), plain, x, kernel)
+
+
+@pytest.mark.parametrize("height, width", [(1, 1), (4, 3), (7, 7), (6, 13), (16, 9)])
+def test_winograd(height, width):
+  """Of any size, also one that tiles do not divide, and to the last digits of float32."""
+  x, kernel = draw(2, height, width, 48), draw(3, 3, 48, 32)
+  y, expected = winograd.convolve(x, kernel), jax.jit(plain_convolution)(x, kernel)
+  assert y.shape == expected.shape
+  assert np.abs(y - expected).max() < 5e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+  "shape, stride, dtype, chosen",
+  [
+    ((2, 16, 16, 32), 1, jnp.float32, True),
+    ((2, 16, 16, 32), 2, jnp.float32, False),
+    ((2, 16, 16, 32), 1, jnp.bfloat16, False),
+    ((2, 16, 16, 16), 1, jnp.float32, False),  # few channels
+    ((1, 16, 16, 32), 1, jnp.float32, False),  # few tiles
+    ((32, 5, 5, 32), 1, jnp.float32, False),  # tiles mostly empty
+  ],
+)
+def test_winograd_is_for_inference_where_it_is_faster(shape, stride, dtype, chosen):
+  def is_plain(function):
+    return "stablehlo.convolution" in jax.jit(function).lower(x, kernel).as_text()
+
+  def convolve(x, kernel):
+    return convolution.convolve(x, kernel, stride)
+
+  x, kernel = jnp.zeros(shape, dtype), jnp.zeros((3, 3, shape[-1], 32), dtype)
+  assert is_plain(convolve) != chosen
+  assert is_plain(lambda x, kernel: jax.vjp(convolve, x, kernel)[0])
 
 
 @pytest.mark.parametrize("height, width", [(8, 8), (7, 10)])

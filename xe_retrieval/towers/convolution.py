@@ -1,4 +1,4 @@
-"""Convolution, pooling and normalisation of [B, H, W, C], with gradients that are fast on a CPU.
+"""Convolution, pooling and normalisation of [B, H, W, C], fast on a CPU, gradients included.
 
 XLA's own gradients copy activations into far-strided layouts there; written as below, a training
 step of ResNet-50 takes half the time (python -m benchmarks.towers). Elsewhere XLA's own are used.
@@ -9,16 +9,17 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from xe_retrieval.towers import winograd
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(x, kernel, stride):
   """[B, H, W, C], [k, k, C, D] -> [B, H / stride, W / stride, D], k odd; 1x1 as matrix product."""
-  if kernel.shape[0] == 1:
-    return x[:, ::stride, ::stride] @ kernel[0, 0]
-  pad = (kernel.shape[0] // 2,) * 2
-  return jax.lax.conv_general_dilated(
-    x, kernel, (stride, stride), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC")
-  )
+  # This is what runs where no gradient is asked for; where one is, _convolve does.
+  if stride == 1 and winograd.suits(x, kernel):
+    plain = functools.partial(_plain, stride=1)
+    return jax.lax.platform_dependent(x, kernel, cpu=winograd.convolve, default=plain)
+  return _plain(x, kernel, stride)
 
 
 def max_pool(x):  # [B, H, W, C] -> [B, ⌈H / 2⌉, ⌈W / 2⌉, C]
@@ -32,23 +33,31 @@ def batch_norm(x, scale, bias, eps):
   return _batch_norm(x, scale, bias, eps)[0]
 
 
+def _plain(x, kernel, stride):
+  if kernel.shape[0] == 1:
+    return x[:, ::stride, ::stride] @ kernel[0, 0]
+  pad = (kernel.shape[0] // 2,) * 2
+  return jax.lax.conv_general_dilated(
+    x, kernel, (stride, stride), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
+
+
 def _convolve(x, kernel, stride):
-  return convolve(x, kernel, stride), (x, kernel)
+  return _plain(x, kernel, stride), (x, kernel)
 
 
 def _convolve_gradients(stride, saved, dy):
   x, kernel = saved
-  plain = convolve.__wrapped__
 
   def on_cpu(x, kernel, dy):
     # Once in memory: it would be computed twice otherwise, the second time column by column.
     dy = jax.lax.optimization_barrier(dy)
-    (dx,) = jax.vjp(lambda x: plain(x, kernel, stride), x)[1](dy)
+    (dx,) = jax.vjp(lambda x: _plain(x, kernel, stride), x)[1](dy)
     gradient = _matrix_gradient if kernel.shape[0] == 1 else _window_gradient
     return dx, gradient(x, dy, kernel.shape[0], stride)
 
   def elsewhere(x, kernel, dy):
-    return jax.vjp(lambda x, kernel: plain(x, kernel, stride), x, kernel)[1](dy)
+    return jax.vjp(lambda x, kernel: _plain(x, kernel, stride), x, kernel)[1](dy)
 
   return jax.lax.platform_dependent(x, kernel, dy, cpu=on_cpu, default=elsewhere)
 
