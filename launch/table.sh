@@ -29,7 +29,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 
 # Splits: settings and thresholds are chosen on validation; test is only reported.
 case $name in
-  flickr8k)
+  flickr8k*)
     prepared=datasets/captions/flickr8k
     if [ ! -d $prepared ]; then
       tar=${FLICKR8K:-../shared/data/flickr8k.tar}
