@@ -61,8 +61,8 @@ def _combine(matrix, x, tiles):
 def _matrices():
   """float32 [6, 6] for six inputs, [6, 3] for the kernel and [4, 6] to four outputs.
 
-  The sixth point is infinity. With 3/4 and 3/2 rounding errors are a quarter of those with the
-  usual 1 and 2, and the coefficients of inputs and outputs are exact.
+  The sixth point is infinity. With 3/4 and 3/2 the largest rounding errors are a quarter of those
+  with the usual 1 and 2, and the coefficients of inputs and outputs are exact.
   """
   points = np.array([0, 3 / 4, -3 / 4, 3 / 2, -3 / 2])
   powers = points[:, None] ** np.arange(_TILE)  # [5, 4]
