@@ -12,6 +12,11 @@ NAMES = {
   "snm": "SNM",
   "cross_example_softmax": "Cross-Example Softmax",
   "cross_example_negative_mining": "Cross-Example Negative Mining",
+  # Not in the paper:
+  "symmetric": "Symmetric (CLIP)",
+  "sigmoid": "Sigmoid (SigLIP)",
+  "triplet": "Triplet",
+  "contrastive": "Contrastive",
 }
 
 # PR-AUC; Recall@1, 5, 10 among the test images; Recall@1, 5, 10, 100 with 3.3M distractors.

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 BLUE, ORANGE = "#3d7fd9", "#e8862e"
 COLOURS = (BLUE, ORANGE, "#2f9e77", "#c2559d", "#8a6fd1", "#b59a1d", "#5aa9c9", "#cf5b50")
+COLOURS += ("#7d8794", "#8a5a33")
 INK, FAINT = "#40464f", "#d9dde3"  # the page swaps these two for its own, light or dark
 
 
@@ -64,9 +65,11 @@ def score_distributions(runs):
   grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
   for axes in grid[len(panels) :]:
     axes.set_visible(False)
-  for axes, (label, curves) in zip(grid, panels, strict=False):
-    first = axes.get_subplotspec().is_first_col()
-    _style(axes, "Cosine similarity", "Neighbours at least as similar" if first else "")
+  for n, (axes, (label, curves)) in enumerate(zip(grid, panels, strict=False)):
+    first, last = n % columns == 0, n + columns >= len(panels)  # of its row, of its column
+    y = "Neighbours at least as similar" if first else ""
+    _style(axes, "Cosine similarity" if last else "", y)
+    axes.tick_params(labelbottom=last)
     levels, shown = curves["hair_levels"], np.where(curves["hair"] > 0, curves["hair"], np.nan)
     lines = axes.plot(levels, shown.T, color=BLUE, alpha=0.12, linewidth=0.5, rasterized=True)
     lines[0].set_label("a query")
