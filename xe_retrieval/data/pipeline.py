@@ -206,14 +206,21 @@ def _decoded(data, size, rows, name):
 
 
 def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:
-  """Global arrays on the mesh, copied `ahead` batches before they are needed."""
+  """Global arrays on the mesh; a thread makes and copies `ahead` batches before they are needed."""
   put = functools.partial(jax.make_array_from_process_local_data, sharding)
-  queue = collections.deque()
-  for batch in batches:
-    queue.append(jax.tree.map(put, batch))
-    if len(queue) > ahead:
-      yield queue.popleft()
-  yield from queue
+
+  def fetch():
+    batch = next(batches, None)
+    return batch and jax.tree.map(put, batch)
+
+  thread = concurrent.futures.ThreadPoolExecutor(1)
+  try:
+    coming = collections.deque(thread.submit(fetch) for _ in range(ahead + 1))
+    while batch := coming.popleft().result():
+      coming.append(thread.submit(fetch))
+      yield batch
+  finally:
+    thread.shutdown(cancel_futures=True)
 
 
 def int32(ids: np.ndarray) -> np.ndarray:
