@@ -72,7 +72,8 @@ def kth_largest(x, y, ids, keep, axis=None):  # [n, D], [n, D], tuple of [n] -> 
   nothing = jnp.zeros(2, jnp.int32)
   broken = ~jnp.isfinite(bound)  # the loss will be NaN: there is nothing to find
   state = (0, outer, inner, (nothing, nothing), broken)
-  _, _, (low, _), (above, equal), _ = lax.while_loop(unsettled, narrow, state)
+  with jax.named_scope("passes"):
+    _, _, (low, _), (above, equal), _ = lax.while_loop(unsettled, narrow, state)
   weight = exact.to_float(k - above) / jnp.maximum(exact.to_float(equal), 1)
   return Mined(exact.to_score(low), weight, exact.carry(above), exact.carry(equal))
 
@@ -100,7 +101,8 @@ def kth_largest_of_rows(scores, keep):  # [R, N] -> [R, 1], [R, 1]
   lowest = jnp.min(jnp.where(scores > -jnp.inf, scores, jnp.inf), axis=1)
   highest = jnp.max(scores, axis=1)
   state = (0, exact.to_int(lowest), exact.to_int(highest), size, jnp.zeros_like(size))
-  _, low, high, at_low, _ = lax.while_loop(lambda s: ~jnp.all(settled(s)), narrow, state)
+  with jax.named_scope("halvings_of_rows"):
+    _, low, high, at_low, _ = lax.while_loop(lambda s: ~jnp.all(settled(s)), narrow, state)
   lowest = jnp.min(jnp.where(scores >= exact.to_score(low)[:, None], scores, jnp.inf), axis=1)
   highest = jnp.max(jnp.where(scores <= exact.to_score(high)[:, None], scores, -jnp.inf), axis=1)
   score = jnp.where(at_low == k, lowest, highest)[:, None]
@@ -254,9 +256,11 @@ def _search(groups, rank, inside, low, high, axis):
     return low, low_end, high_end, high
 
   state = (0, low, high, exact.to_float(inside), jnp.float32(0), low, False, False)
-  state = lax.while_loop(lambda s: (s[1] < s[2]) & ~s[-2] & ~s[-1], together, state)
+  with jax.named_scope("halvings_together"):
+    state = lax.while_loop(lambda s: (s[1] < s[2]) & ~s[-2] & ~s[-1], together, state)
   _, low, high, _, _, t, hit, split = state
-  low, _, _, high = lax.fori_loop(0, jnp.where(split, 8, 0), apart, (low, t, t, high))
+  with jax.named_scope("halvings_apart"):
+    low, _, _, high = lax.fori_loop(0, jnp.where(split, 8, 0), apart, (low, t, t, high))
   # A hit: just so many scores are ≥ low. The lowest of them, which its group reports, is the one.
   floor = exact.to_score(low)
   lowest = [jnp.min(jnp.where(x >= floor, x, jnp.inf)) for x in (groups.lowest, groups.highest)]

@@ -76,13 +76,14 @@ def make(config, model, loss, optimizer, mesh):
     rng = jax.random.fold_in(state.rng, state.step)
     inputs = (batch["tokens"], batch["image"])
     ids = {"text_id": batch["text_id"], "image_id": batch["image_id"]}
-    objective = lambda text, image: loss(text, image, **ids)  # noqa: E731
+    objective = jax.named_scope("loss")(lambda text, image: loss(text, image, **ids))
     value, grads, embeddings, batch_stats = gradients(
       embed, objective, state, rng, inputs, micro, mesh
     )
     grads = jax.lax.with_sharding_constraint(grads, shardings(config, grads, mesh))
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    with jax.named_scope("optimizer"):
+      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+      params = optax.apply_updates(state.params, updates)
     norms = {f"gradient_norm/{tower}": optax.global_norm(grads[tower]) for tower in sorted(grads)}
     metrics = {
       "loss": value,

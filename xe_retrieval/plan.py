@@ -1,0 +1,153 @@
+"""Plan: python -m xe_retrieval.plan --config=configs/cc.py:LOSS --topology=v5e:16x16 [--config.…=…]
+
+Compiles the very step that `main` would run, for a TPU pod that need not exist (or cpu:8), and says
+what a chip holds and does: memory, FLOPs, collectives, and how fast it can be at most. Needs libtpu
+(pip install -e '.[plan]') but no TPU and no network. What has been compiled is kept.
+
+--sweep=v5e:2x4,v5e:4x8 --batch_sizes=512,32768 makes a table, CSV and a plot of all combinations.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from xe_retrieval import command_line
+
+
+def architecture(config, say=lambda line: None):
+  """The config with towers as their weights have them; those that are not at hand, as it says."""
+  from xe_retrieval.towers import pretrained
+  from xe_retrieval.towers.bert import Bert
+
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    for tower in ("text", "image"):
+      source = config[tower].pretrained
+      if source and not pathlib.Path(source).expanduser().exists():
+        say(f"{source} is not a directory here: planning the {tower} tower as the config has it")
+        config[tower].pretrained = ""
+        if tower == "text":
+          config.text.setdefault("positions", Bert.positions)
+  return pretrained.configure(config)
+
+
+def main(argv):
+  if len(argv) > 1:
+    sys.exit(f"unexpected argument {argv[1]!r}; fields are set as --config.batch_size=64")
+  command_line.quieten()
+  f = flags.FLAGS
+  if bool(f.topology) == bool(f.sweep):
+    sys.exit("error: give either --topology=v5e:16x16 or --sweep=v5e:2x4,v5e:4x8")
+  note = _Note()
+  try:
+    config = architecture(f.config, note.line)
+    if f.sweep:
+      _sweep(config, f, note)
+    else:
+      _one(config, f, note)
+  except (ValueError, OSError) as e:
+    note.clear()
+    sys.exit(f"error: {e}")
+  except KeyboardInterrupt:
+    note.clear()
+    sys.exit("stopped; what was compiled before is kept")
+
+
+def _one(config, f, note):
+  from xe_retrieval.planning import fit, plans, text
+
+  plan = plans.make(config, f.topology, f.only, f.hbm * text.GIB, note)
+  note.clear()
+  print(text.describe(plan, f.only))
+  found = text.to_dict(plan)
+  if not plan.fits and f.remedies and f.only == "step":
+    print("\nwhat would fit:", flush=True)
+    found["remedies"] = {}
+    for remedy in fit.remedies(plan, config, note):
+      note.clear()
+      print(text.remedy(remedy), flush=True)
+      found["remedies"][remedy.flag] = text.to_dict(remedy.plan)
+    note.clear()
+    if not any(r["fits"] for r in found["remedies"].values()):
+      print("  nothing that was tried; combine them, or take fewer pairs")
+  _write_json(f, found)
+
+
+def _sweep(config, f, note):
+  from xe_retrieval.planning import plans, sweep, text
+
+  rows = []
+  for batch in map(int, f.batch_sizes or [config.batch_size]):
+    for topology in f.sweep:
+      changed = config.copy_and_resolve_references()
+      changed.batch_size = batch
+      try:
+        plan = plans.make(changed, topology, f.only, f.hbm * text.GIB, note)
+        rows.append(sweep.Row(topology, batch, plan))
+      except ValueError as e:  # the others are still of interest
+        if "does not divide" not in str(e) and "should divide" not in str(e):
+          raise
+        rows.append(sweep.Row(topology, batch, None, str(e)))
+      said = text.verdict(rows[-1].plan) if rows[-1].plan else rows[-1].why
+      note.line(f"{topology}, batch {batch:,}: {said}")
+  note.clear()
+  print(sweep.table(rows))
+  for path in sweep.write(pathlib.Path(f.out), rows):
+    print(path)
+  _write_json(f, [text.to_dict(row.plan) for row in rows if row.plan])
+
+
+def _write_json(f, found):
+  if f.json:
+    pathlib.Path(f.json).write_text(json.dumps(found, indent=2) + "\n")
+
+
+class _Note:
+  """One line on stderr that says what is going on; in a log file, a line every half minute."""
+
+  def __init__(self):
+    self._last, self._shown = 0.0, False
+
+  def __call__(self, text):
+    if sys.stderr.isatty():
+      print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+      self._shown = True
+    elif time.monotonic() - self._last > 30:
+      print(text, file=sys.stderr, flush=True)
+      self._last = time.monotonic()
+
+  def line(self, text):
+    self.clear()
+    print(text, file=sys.stderr, flush=True)
+
+  def clear(self):
+    if self._shown:
+      print("\r\033[K", end="", file=sys.stderr, flush=True)
+      self._shown = False
+
+
+def _define_flags():
+  config_flags.DEFINE_config_file(
+    "config",
+    None,
+    "What to plan: a file of configs/, and after a colon the loss.",
+    lock_config=True,
+  )
+  flags.mark_flag_as_required("config")
+  flags.DEFINE_string("topology", "", "Chips to plan for, as v5e:16x16 (TPU) or cpu:8.")
+  flags.DEFINE_list("sweep", [], "Several topologies: a table, CSV and a plot of all of them.")
+  flags.DEFINE_list("batch_sizes", [], "Of a sweep; the config's own by default.")
+  flags.DEFINE_enum("only", "step", ["step", "loss"], "The whole step, or the loss by itself.")
+  flags.DEFINE_float("hbm", 0, "GiB per chip to plan with; 0: what the chip has.", lower_bound=0)
+  flags.DEFINE_bool("remedies", True, "If it does not fit, compile what might.")
+  flags.DEFINE_string("json", "", "A file for all figures.")
+  flags.DEFINE_string("out", "plan", "Where a sweep's sweep.csv and sweep.png go.")
+
+
+if __name__ == "__main__":
+  _define_flags()
+  app.run(main, flags_parser=command_line.parse)

@@ -1,0 +1,1 @@
+"""What a training step would take on a pod: compiled for it, not run."""

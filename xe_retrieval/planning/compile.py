@@ -1,0 +1,137 @@
+"""The child process that compiles: python -m xe_retrieval.planning.compile, a request on stdin.
+
+The request is JSON: config, topology, only ("step" or "loss") and a directory, where the answer
+goes: answer.json and, unless it did not fit, program.txt.gz. The TPU compiler may end the process.
+"""
+
+import gzip
+import json
+import pathlib
+import re
+import sys
+import time
+
+
+def main():
+  request = json.load(sys.stdin)
+  out = pathlib.Path(request["out"])
+  try:
+    answer, text = compile_step(request["config"], request["topology"], request["only"])
+  except ValueError as e:
+    answer, text = {"error": str(e)}, ""
+  if text:
+    with gzip.open(out / "program.txt.gz", "wt", compresslevel=5) as f:
+      f.write(text)
+  (out / "answer.json").write_text(json.dumps(answer))
+
+
+def compile_step(config, topology, only):
+  """-> what is known about memory and time, and the compiled program as text."""
+  import jax
+
+  from xe_retrieval import settings
+  from xe_retrieval.training import mesh as mesh_lib
+
+  devices = _devices(topology)
+  config = settings.from_json(json.dumps(config))
+  settings.validate(config, len(devices))
+  mesh = mesh_lib.make(devices)
+  began = time.perf_counter()
+  lowered, answer = (_loss if only == "loss" else _step)(config, mesh)
+  answer["traced_seconds"] = time.perf_counter() - began
+  began = time.perf_counter()
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if "memory" not in str(e) or "RESOURCE_EXHAUSTED" not in str(e):
+      raise ValueError(f"the compiler refuses: {str(e).splitlines()[0]}") from e
+    return answer | {"fits": False} | _exhausted(str(e)), ""
+  memory = compiled.memory_analysis()
+  answer |= {
+    "compiled_seconds": time.perf_counter() - began,
+    "fits": True,
+    "arguments": memory.argument_size_in_bytes,
+    "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    "temporaries": memory.temp_size_in_bytes,
+    "program": memory.generated_code_size_in_bytes,
+  }
+  return answer, compiled.as_text()
+
+
+def _devices(topology):
+  kind, shape = topology.split(":")
+  if kind == "cpu":
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", int(shape))
+    return jax.devices()
+  from jax.experimental import topologies
+
+  return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+
+
+def _step(config, mesh):
+  import jax
+
+  from xe_retrieval.training import build, flops
+
+  built = build.build(config, mesh)
+  state = built.state
+
+  def here(tree):  # bytes on one chip
+    return sum(
+      int(x.dtype.itemsize) * _product(x.sharding.shard_shape(x.shape))
+      for x in jax.tree.leaves(tree)
+    )
+
+  answer = {
+    "parameters": here((state.params, state.ema, state.batch_stats)),
+    "optimiser": here(state.opt_state),
+    "batch": here(built.batch),
+    "model_flops": flops.of_step(built) / mesh.size,
+  }
+  return built.lower(), answer
+
+
+def _loss(config, mesh):
+  """The loss alone, with its gradients, as the step calls it."""
+  import jax
+  import jax.numpy as jnp
+
+  from xe_retrieval import losses
+  from xe_retrieval.training import mesh as mesh_lib
+
+  loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
+  n, rows = config.batch_size, mesh_lib.rows(mesh)
+  embeddings = jax.ShapeDtypeStruct((n, config.embedding_dim), jnp.float32, sharding=rows)
+  ids = jax.ShapeDtypeStruct((n,), jnp.int32, sharding=rows)
+
+  @jax.named_scope("loss")
+  def value(text, image, text_id, image_id):
+    return loss(text, image, text_id=text_id, image_id=image_id)
+
+  gradient = jax.jit(jax.value_and_grad(value, argnums=(0, 1)), out_shardings=(None, (rows, rows)))
+  size = (2 * 4 * config.embedding_dim + 2 * 4) * n // mesh.size
+  answer = {"parameters": 0, "optimiser": 0, "batch": size, "model_flops": 0.0}
+  return gradient.lower(embeddings, embeddings, ids, ids), answer
+
+
+def _exhausted(message):
+  """What the TPU compiler says of a program that is too large."""
+  found = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message)
+  if not found:
+    return {"used": None, "usable": None}
+  scale = {unit: 2 ** (10 * i) for i, unit in enumerate("KMGT", start=1)}
+  used, usable = (float(found[i]) * scale[found[i + 1]] for i in (1, 3))
+  return {"used": used, "usable": usable}
+
+
+def _product(numbers):
+  total = 1
+  for n in numbers:
+    total *= n
+  return total
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,328 @@
+"""What one chip does in a compiled step, counted instruction by instruction, for each part of it.
+
+XLA's own cost analysis counts the body of a loop once, memory on the chip as if it were HBM, and a
+float32 product at full precision as one pass through the matrix unit. Here loops count as often as
+they run, bytes are those in main memory with their padding, and passes are counted.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+
+import numpy as np
+
+from xe_retrieval.planning import program
+
+PARTS = ("text tower", "image tower", "loss", "optimiser", "other")
+
+# Loops whose length the data decide, by the named scope around them: how often they ran in
+# benchmarks/plan.py (--only=mining), rounded up.
+MEASURED_TRIPS = {
+  "passes": 1,
+  "halvings_together": 16,
+  "halvings_apart": 8,
+  "halvings_of_rows": 16,
+}
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+_FREE = {
+  *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
+  *("partition-id", "replica-id", "opt-barrier", "domain", "add-dependency"),
+}
+
+
+@dataclasses.dataclass
+class Cost:
+  """Of one chip and one step."""
+
+  flops: float = 0.0  # of products and convolutions, as in the equations
+  passes: float = 0.0  # the same, as often as the matrix unit works on them in bfloat16
+  bytes: float = 0.0  # read from and written to main memory
+  cycles: float = 0.0  # the compiler's estimate for what is not a transfer; 0 where it gives none
+  # (kind, bytes, chips that take part) -> how often
+  collectives: dict = dataclasses.field(default_factory=collections.Counter)
+
+  def add(self, other, times=1):
+    for name in ("flops", "passes", "bytes", "cycles"):
+      setattr(self, name, getattr(self, name) + times * getattr(other, name))
+    for key, count in other.collectives.items():
+      self.collectives[key] += times * count
+
+
+@dataclasses.dataclass
+class Count:
+  parts: dict[str, Cost]
+  assumed: dict[str, int]  # loops whose length is taken from MEASURED_TRIPS
+  unknown: int  # loops of unknown length, counted once
+
+  @property
+  def total(self) -> Cost:
+    total = Cost()
+    for cost in self.parts.values():
+      total.add(cost)
+    return total
+
+
+def count(text: str) -> Count:
+  """Of a compiled program, as .as_text() prints it."""
+  compiled = program.parse(text)
+  counter = _Counter(compiled)
+  counter.walk(compiled.computations[compiled.entry], 1, "other")
+  return Count(counter.parts, counter.assumed, counter.unknown)
+
+
+def part(scope: str) -> str | None:
+  """Which part of the step a scope such as jit(train_step)/jvp(DualEncoder)/text/… belongs to."""
+  names = re.findall(r"[\w.]+", scope)
+  for name in names:
+    if name == "loss":
+      return "loss"
+    if name == "optimizer":
+      return "optimiser"
+    if name in ("text", "DualEncoder.embed_text"):
+      return "text tower"
+    if name in ("image", "DualEncoder.embed_image"):
+      return "image tower"
+  return "other" if names else None
+
+
+class _Counter:
+  def __init__(self, compiled):
+    self.program = compiled
+    self.parts = {name: Cost() for name in PARTS}
+    self.assumed, self.unknown = {}, 0
+    self._known = {}  # id of an instruction -> part
+
+  def walk(self, computation, times, inherited):
+    """Adds everything that running a computation `times` costs."""
+    for instruction in computation.instructions.values():
+      opcode = instruction.opcode
+      belongs = self._part(instruction, computation) or inherited
+      self._known[id(instruction)] = belongs
+      if opcode == "while":
+        trips = self._trips(instruction, computation)
+        for name in instruction.called("body", "condition"):
+          self.walk(self.program.computations[name], times * trips, belongs)
+      elif opcode in ("call", "async-start", "conditional"):
+        branches = instruction.called("to_apply", "calls", "true_computation", "false_computation")
+        if listed := re.search(r"branch_computations=\{([^}]*)\}", instruction.rest):
+          branches += re.findall(r"%([\w.\-]+)", listed[1])
+        for name in branches[-1:]:  # of a conditional, the last branch
+          self.walk(self.program.computations[name], times, belongs)
+      elif kind := _collective(opcode):
+        self._communicate(kind, instruction, computation, times, belongs)
+      elif opcode not in _FREE and not opcode.endswith(("-done", "-update")):
+        self._compute(instruction, computation, times, belongs)
+
+  def _compute(self, instruction, computation, times, belongs):
+    cost = self.parts[belongs]
+    for name in instruction.called("calls"):
+      inner = self.program.computations[name]
+      if kind := self._scatter(inner):  # a reduce-scatter is a fusion of all-reduce and slice
+        return self._communicate(kind[0], kind[1], inner, times, belongs)
+      for one in self._products(inner):
+        cost.add(one, times)
+    if instruction.opcode in ("dot", "convolution"):
+      cost.add(_product(instruction, computation), times)
+    cost.bytes += times * self._bytes(instruction, computation)
+    if cycles := re.search(r'"estimated_cycles":"(\d+)"', instruction.rest):
+      cost.cycles += times * int(cycles[1])
+
+  def _products(self, computation):
+    """Every product in a fusion, also in the fusions inside of it."""
+    for instruction in computation.instructions.values():
+      if instruction.opcode in ("dot", "convolution"):
+        yield _product(instruction, computation)
+      elif instruction.opcode == "fusion":
+        for name in instruction.called("calls"):
+          yield from self._products(self.program.computations[name])
+
+  def _scatter(self, computation):
+    found = [i for i in computation.instructions.values() if _collective(i.opcode)]
+    sliced = any("dynamic-slice" in i.opcode for i in computation.instructions.values())
+    if not found:
+      return None
+    kind = _collective(found[0].opcode)
+    return ("reduce-scatter" if kind == "all-reduce" and sliced else kind), found[0]
+
+  def _communicate(self, kind, instruction, computation, times, belongs):
+    """Counts once, for the part with the most bytes; bytes go to the part they come from."""
+    sizes = collections.Counter()
+    for name in instruction.operands:
+      operand = computation.instructions[name]
+      owner = self._known.get(id(operand)) or self._part(operand, computation) or belongs
+      if owner == "other":
+        owner = belongs
+      sizes[owner] += sum(shape.elements * program.width(shape.dtype) for shape in operand.shapes)
+    group = _group(instruction)
+    if kind == "all-gather":
+      sizes = {owner: size * group for owner, size in sizes.items()}
+    for owner, size in sizes.items():
+      self.parts[owner].collectives[kind, int(size), group] += times
+      moved = {"all-gather": 1 + 1 / group, "reduce-scatter": 1 + 1 / group}.get(kind, 2)
+      if instruction.shapes[0].space == 0:
+        self.parts[owner].bytes += times * moved * size
+
+  def _trips(self, loop, computation):
+    trips = self.program.trips(loop, computation)
+    if trips is not None:
+      return trips
+    names = re.findall(r"\w+", loop.scope)
+    for name in reversed(names):
+      if name in MEASURED_TRIPS:
+        self.assumed[name] = MEASURED_TRIPS[name]
+        return MEASURED_TRIPS[name]
+    self.unknown += 1
+    return 1
+
+  def _part(self, instruction, computation):
+    """By its own scope, that of what it calls, or that of what it works on."""
+    if found := part(instruction.scope):
+      return found
+    for name in instruction.called("calls", "body"):
+      inner = self.program.computations[name]
+      seen = collections.Counter(part(i.scope) for i in inner.instructions.values())
+      seen.pop(None, None)
+      if seen:
+        return seen.most_common(1)[0][0]
+    for name in instruction.operands:
+      if name in computation.instructions:
+        owner = self._known.get(id(computation.instructions[name]))
+        if owner and owner != "other":
+          return owner
+    return None
+
+  def _bytes(self, instruction, computation):
+    """Read and written in main memory."""
+    opcode, outputs = instruction.opcode, instruction.shapes
+    if opcode.endswith("-start"):  # (target, source, …)
+      return sum(_main(shape) for shape in outputs[:2])
+    if opcode == "custom-call" and "AllocateBuffer" in instruction.rest:
+      return 0
+    operands = [computation.instructions[name] for name in instruction.operands]
+    if opcode in ("dynamic-slice", "slice", "gather"):
+      touched = sum(_main(shape) for shape in outputs)
+      return touched + (touched if operands[0].shapes[0].space == 0 else 0)
+    if opcode == "dynamic-update-slice":
+      return 2 * _main(operands[1].shapes[0]) if outputs[0].space == 0 else 0
+    if opcode != "fusion":
+      return sum(_main(s) for o in operands for s in o.shapes) + sum(map(_main, outputs))
+    inner = self.program.computations[instruction.called("calls")[0]]
+    total = self._written(inner)
+    for number, operand in enumerate(operands):
+      if operand.shapes[0].space == 0:
+        total += self._read(inner, number, sum(_main(s) for s in operand.shapes))
+    return total
+
+  def _read(self, computation, number, whole):
+    """How much of its operand `number` a fusion reads: of one that is sliced, the slices."""
+    parameter = computation.parameters[number]
+    total = 0
+    for user in computation.users.get(parameter.name, []):
+      if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == parameter.name:
+        total += sum(shape.bytes for shape in user.shapes)
+      elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
+        continue  # written in place
+      elif user.opcode == "fusion":
+        inner = self.program.computations[user.called("calls")[0]]
+        for at in (i for i, name in enumerate(user.operands) if name == parameter.name):
+          total += self._read(inner, at, whole)
+      else:
+        return whole
+    return min(total, whole)
+
+  def _written(self, computation):
+    """What a fusion writes: where it updates an array in place, the update."""
+    root = computation.instructions[computation.root]
+    outputs = root.operands if root.opcode == "tuple" else [root.name]
+    total = 0
+    for name in outputs:
+      output = computation.instructions[name]
+      while output.opcode == "bitcast":
+        output = computation.instructions[output.operands[0]]
+      if output.opcode == "dynamic-update-slice" and output.shapes[0].space == 0:
+        total += computation.instructions[output.operands[1]].shapes[0].bytes
+      else:
+        total += sum(map(_main, output.shapes))
+    return total
+
+
+def _main(shape):
+  return shape.bytes if shape.space == 0 else 0
+
+
+def _collective(opcode):
+  name = opcode.removesuffix("-start")
+  return name if name in COLLECTIVES else None
+
+
+def _group(instruction):
+  """How many chips take part together."""
+  if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", instruction.rest):
+    return listed[1].count(",") + 1
+  if shaped := re.search(r"replica_groups=\[(\d+),(\d+)\]", instruction.rest):
+    return int(shaped[2])
+  if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
+    sizes = dict(re.findall(r"('\w+')=(\d+)", named[1]))
+    return math.prod(int(sizes[axis]) for axis in re.findall(r"'\w+'", named[2]))
+  return 2  # a permutation: each sends to one
+
+
+def _product(instruction, computation):
+  left, right = (computation.instructions[name].shapes[0] for name in instruction.operands[:2])
+  count = _dot if instruction.opcode == "dot" else _convolution
+  flops = 2.0 * count(instruction, left, right)
+  return Cost(flops=flops, passes=flops * _passes(instruction, left, right))
+
+
+def _dot(instruction, left, right):
+  axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)[1]
+  summed = math.prod(left.dims[int(axis)] for axis in axes.split(",") if axis)
+  return instruction.shapes[0].elements * summed
+
+
+def _convolution(instruction, left, right):
+  """Multiplications with numbers, not with padding or with the holes of a dilation."""
+  labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
+  ins, kernels, outs = labels.groups()
+  output = instruction.shapes[0].dims
+  groups = {
+    name: int(found[1])
+    if (found := re.search(rf"{name}_group_count=(\d+)", instruction.rest))
+    else 1
+    for name in ("feature", "batch")
+  }
+  window = re.search(r"window=\{([^}]*)\}", instruction.rest)
+  window = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
+  total = left.dims[ins.index("b")] // groups["batch"]
+  total *= left.dims[ins.index("f")] // groups["feature"] * output[outs.index("f")]
+  for axis in range(len(ins) - 2):
+    get = lambda name, default, a=axis: (window.get(name) or "x".join([default] * 9)).split("x")[a]  # noqa: E731
+    total *= _positions(
+      left.dims[ins.index(str(axis))],
+      right.dims[kernels.index(str(axis))],
+      output[outs.index(str(axis))],
+      int(get("stride", "1")),
+      int(get("pad", "0_0").split("_")[0]),
+      int(get("lhs_dilate", "1")),
+      int(get("rhs_dilate", "1")),
+    )
+  return total
+
+
+@functools.cache
+def _positions(size, kernel, output, stride, pad, hole, dilation):
+  """Along one axis: pairs of an output and a kernel position that meet a number of the input."""
+  at = np.arange(output)[:, None] * stride + np.arange(kernel) * dilation - pad
+  return int(np.sum((at >= 0) & (at <= (size - 1) * hole) & (at % hole == 0)))
+
+
+def _passes(instruction, left, right):
+  """How many bfloat16 products a product is made of: float32 is split into up to three numbers."""
+  found = re.search(r"operand_precision=\{(\w+)", instruction.rest)
+  pieces = {"high": 2, "highest": 3}.get(found[1] if found else "default", 1)
+  split = [pieces if shape.dtype == "f32" else 1 for shape in (left, right)]
+  both = split[0] * split[1]
+  return {4: 3, 9: 6}.get(both, both)  # the products of the smallest pieces are left out
