@@ -53,5 +53,6 @@ setup(
     "bench": ["faiss-cpu>=1.9", "scikit-learn>=1.5", "torch>=2.8"],
     "cuda": ["jax[cuda13]>=0.10,<0.11"],
     "tpu": ["jax[tpu]>=0.10,<0.11"],
+    "plan": ["jax[tpu]>=0.10,<0.11"],  # the compiler for TPUs, which needs no TPU
   },
 )

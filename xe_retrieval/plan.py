@@ -31,7 +31,7 @@ def architecture(config, say=lambda line: None):
         say(f"{source} is not a directory here: planning the {tower} tower as the config has it")
         config[tower].pretrained = ""
         if tower == "text":
-          config.text.setdefault("positions", Bert.positions)
+          config.text.positions = config.text.get("positions", Bert.positions)
   return pretrained.configure(config)
 
 
@@ -60,7 +60,7 @@ def main(argv):
 def _one(config, f, note):
   from xe_retrieval.planning import fit, plans, text
 
-  plan = plans.make(config, f.topology, f.only, f.hbm * text.GIB, note)
+  plan = plans.make(config, f.topology, f.only, f.hbm * text.GIB, f.machine_code, note)
   note.clear()
   print(text.describe(plan, f.only))
   found = text.to_dict(plan)
@@ -86,7 +86,7 @@ def _sweep(config, f, note):
       changed = config.copy_and_resolve_references()
       changed.batch_size = batch
       try:
-        plan = plans.make(changed, topology, f.only, f.hbm * text.GIB, note)
+        plan = plans.make(changed, topology, f.only, f.hbm * text.GIB, f.machine_code, note)
         rows.append(sweep.Row(topology, batch, plan))
       except ValueError as e:  # the others are still of interest
         if "does not divide" not in str(e) and "should divide" not in str(e):
@@ -143,6 +143,11 @@ def _define_flags():
   flags.DEFINE_list("batch_sizes", [], "Of a sweep; the config's own by default.")
   flags.DEFINE_enum("only", "step", ["step", "loss"], "The whole step, or the loss by itself.")
   flags.DEFINE_float("hbm", 0, "GiB per chip to plan with; 0: what the chip has.", lower_bound=0)
+  flags.DEFINE_bool(
+    "machine_code",
+    False,
+    "Let the TPU compiler finish, ten times as long: adds its own estimate of time.",
+  )
   flags.DEFINE_bool("remedies", True, "If it does not fit, compile what might.")
   flags.DEFINE_string("json", "", "A file for all figures.")
   flags.DEFINE_string("out", "plan", "Where a sweep's sweep.csv and sweep.png go.")

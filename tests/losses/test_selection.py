@@ -52,7 +52,7 @@ def scores_of(x, y, ids):
     (x, row_ids), real = strip
     return None, pairs.scores(x, y, row_ids, ids, real)
 
-  return jax.lax.scan(strip, None, pairs.strips((x, ids)))[1].reshape(-1, len(y))[: len(y)]
+  return jax.lax.scan(strip, None, pairs.strips((x, ids), len(y)))[1].reshape(-1, len(y))[: len(y)]
 
 
 @functools.cache

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-STRIP = 256  # rows of the score matrix that exist at a time
+STRIP = 256  # rows of the score matrix that exist at a time,
+ENTRIES = 1 << 26  # but no more numbers than these: of a million columns, 64 rows
 GROUP = 32  # strips have a multiple of this many rows
 
 
@@ -64,13 +65,13 @@ def matmul(x, y):
   return jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
 
 
-def strips(tree):  # leaves [n, ...] -> [strips, R, ...]
+def strips(tree, columns):  # leaves [n, ...] -> [strips, R, ...]
   """Cuts rows into equal strips, R a multiple of GROUP; the flag tells rows from padding.
 
   Returns (tree, real): real is bool [strips, R], or None where nothing had to be added.
   """
   n = len(jax.tree.leaves(tree)[0])
-  count = -(-n // STRIP)
+  count = -(-n // max(min(STRIP, ENTRIES // columns), GROUP))
   rows = -(-n // (count * GROUP)) * GROUP
   missing = count * rows - n
 

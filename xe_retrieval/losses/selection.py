@@ -40,7 +40,8 @@ class Mined(NamedTuple):
 
 def kth_largest(x, y, ids, keep, axis=None):  # [n, D], [n, D], tuple of [n] -> Mined
   """Of the negatives of x @ y.T: k = ⌈keep × their number⌉."""
-  matrix = _Matrix(pairs.strips((x, ids)), *pairs.gather((y, ids), axis), axis)
+  columns, column_ids = pairs.gather((y, ids), axis)
+  matrix = _Matrix(pairs.strips((x, ids), len(columns)), columns, column_ids, axis)
   negatives = matrix.count(matrix.negative)
   k = exact.share(negatives, keep)
   length = jnp.sqrt(jnp.max(jnp.sum(x * x, axis=1)) * jnp.max(jnp.sum(matrix.y**2, axis=1)))

@@ -169,7 +169,7 @@ def _sweep(weigh, state, x, y, level, ids, axis):
   Returns state, dx [n, D] (without later decays), dy [N, D] (of this device's rows), rows.
   """
   columns, column_ids = pairs.gather((y, ids), axis)
-  (x, ids, level), real = pairs.strips((x, ids, level))
+  (x, ids, level), real = pairs.strips((x, ids, level), len(columns))
 
   def step(carry, strip):
     state, dy = carry

@@ -1,22 +1,25 @@
 """The child process that compiles: python -m xe_retrieval.planning.compile, a request on stdin.
 
 The request is JSON: config, topology, only ("step" or "loss") and a directory, where the answer
-goes: answer.json and, unless it did not fit, program.txt.gz. The TPU compiler may end the process.
+goes: first traced.json, then answer.json and, unless it did not fit, program.txt.gz.
 """
 
 import gzip
 import json
+import os
 import pathlib
 import re
 import sys
+import threading
 import time
 
 
 def main():
+  threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
   request = json.load(sys.stdin)
   out = pathlib.Path(request["out"])
   try:
-    answer, text = compile_step(request["config"], request["topology"], request["only"])
+    answer, text = compile_step(out, **{k: request[k] for k in ("config", "topology", "only")})
   except ValueError as e:
     answer, text = {"error": str(e)}, ""
   if text:
@@ -25,7 +28,14 @@ def main():
   (out / "answer.json").write_text(json.dumps(answer))
 
 
-def compile_step(config, topology, only):
+def _end_with_parent(parent):
+  """Compiling takes minutes: nobody should have to look for it after a kill."""
+  while os.getppid() == parent:
+    time.sleep(1)
+  os._exit(1)
+
+
+def compile_step(out, config, topology, only):
   """-> what is known about memory and time, and the compiled program as text."""
   import jax
 
@@ -38,8 +48,7 @@ def compile_step(config, topology, only):
   mesh = mesh_lib.make(devices)
   began = time.perf_counter()
   lowered, answer = (_loss if only == "loss" else _step)(config, mesh)
-  answer["traced_seconds"] = time.perf_counter() - began
-  began = time.perf_counter()
+  (out / "traced.json").write_text(json.dumps(answer))
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
@@ -63,8 +72,8 @@ def _devices(topology):
   if kind == "cpu":
     import jax
 
-    jax.config.update("jax_num_cpu_devices", int(shape))
-    return jax.devices()
+    jax.config.update("jax_num_cpu_devices", max(int(shape), jax.config.jax_num_cpu_devices))
+    return jax.devices()[: int(shape)]
   from jax.experimental import topologies
 
   return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
@@ -110,10 +119,13 @@ def _loss(config, mesh):
   def value(text, image, text_id, image_id):
     return loss(text, image, text_id=text_id, image_id=image_id)
 
-  gradient = jax.jit(jax.value_and_grad(value, argnums=(0, 1)), out_shardings=(None, (rows, rows)))
+  def loss_and_gradients(*arguments):
+    return jax.value_and_grad(value, argnums=(0, 1))(*arguments)
+
+  gradients = jax.jit(loss_and_gradients, out_shardings=(None, (rows, rows)))
   size = (2 * 4 * config.embedding_dim + 2 * 4) * n // mesh.size
   answer = {"parameters": 0, "optimiser": 0, "batch": size, "model_flops": 0.0}
-  return gradient.lower(embeddings, embeddings, ids, ids), answer
+  return gradients.lower(embeddings, embeddings, ids, ids), answer
 
 
 def _exhausted(message):

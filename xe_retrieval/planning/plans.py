@@ -11,19 +11,17 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 
-from xe_retrieval.planning import chips, costs, roofline
+from xe_retrieval.planning import child, chips, costs, roofline
 
 # Fields that the compiled step does not depend on.
 _ELSEWHERE = (
   *("seed", "steps", "data", "wandb", "profile_steps", "log_every", "eval_every"),
   *("checkpoint_every", "keep_checkpoints", "keep_every"),
 )
-_SOURCES = ("losses", "towers", "training", "planning/compile.py")
+_SOURCES = ("losses", "towers", "training")  # what the step is made of
+_VERSION = 1  # of what compile.py writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +33,7 @@ class Plan:
   memory: dict  # name -> bytes; what the child answered
   fits: bool
   limit: float  # bytes of a chip
-  counted: costs.Count | None  # None where it does not fit
-  seconds: float  # that compiling took, when it was done
+  counted: costs.Count | None  # None where the compiler gave up
 
   @property
   def used(self) -> float | None:
@@ -67,21 +64,28 @@ class Plan:
     return self.config["steps"] * self.times.bound / 3600
 
 
-def make(config, topology: str, only="step", limit=None, say=lambda line: None) -> Plan:
-  """`config` is a ConfigDict with its architecture filled in; `limit` is bytes per chip."""
+def make(
+  config, topology: str, only="step", limit=None, machine_code=False, say=lambda line: None
+) -> Plan:
+  """`config` is a ConfigDict with its architecture filled in; `limit` is bytes per chip.
+
+  only: "step" or "loss". machine_code: with it, the compiler's own estimate of time as well.
+  """
   topology = chips.topology(topology)
   fields = json.loads(json.dumps(config.to_dict()))
-  limit = limit or topology.chip.memory
-  place = _place(fields, topology.name, only)
+  request = {
+    "config": fields, "topology": topology.name, "only": only, "machine_code": machine_code
+  }  # fmt: skip
+  place = _place(request)
   if not (place / "answer.json").exists():
-    _compile(fields, topology.name, only, place, say)
+    _compile(request, place, say)
   answer = json.loads((place / "answer.json").read_text())
   counted = None
   if answer["fits"]:
     with gzip.open(place / "program.txt.gz", "rt") as f:
       counted = costs.count(f.read())
-  seconds = answer.get("compiled_seconds", 0.0)
-  plan = Plan(fields, topology, answer, answer["fits"], limit, counted, seconds)
+  limit = limit or topology.chip.memory
+  plan = Plan(fields, topology, answer, answer["fits"], limit, counted)
   return dataclasses.replace(plan, fits=plan.fits and plan.used <= limit)
 
 
@@ -91,18 +95,15 @@ def cache() -> pathlib.Path:
   return pathlib.Path(root) / "xe_retrieval" / "plan"
 
 
-def _place(fields, topology, only):
+def _place(request):
   """By everything that the compiled program depends on."""
   here = pathlib.Path(__file__).parent.parent
-  sources = [
-    p for s in _SOURCES for p in ([here / s] if s.endswith(".py") else (here / s).glob("*"))
-  ]
-  code = [p.read_text() for p in sorted(sources) if p.suffix == ".py"]
+  code = [path.read_text() for room in _SOURCES for path in sorted((here / room).glob("*.py"))]
   versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")]
-  if not topology.startswith("cpu:"):
-    versions.append(_libtpu(topology))
-  relevant = {name: value for name, value in fields.items() if name not in _ELSEWHERE}
-  key = json.dumps([relevant, topology, only, versions, code], sort_keys=True)
+  if not request["topology"].startswith("cpu:"):
+    versions.append(_libtpu(request["topology"]))
+  fields = {name: v for name, v in request["config"].items() if name not in _ELSEWHERE}
+  key = json.dumps([_VERSION, request | {"config": fields}, versions, code], sort_keys=True)
   return cache() / hashlib.sha256(key.encode()).hexdigest()[:24]
 
 
@@ -115,61 +116,15 @@ def _libtpu(topology):
   return importlib.metadata.version("libtpu")
 
 
-def _compile(fields, topology, only, place, say):
-  """In a process of its own, which the TPU compiler may end; interrupted, it leaves nothing."""
+def _compile(request, place, say):
+  """Into the cache, whole or not at all."""
   place.parent.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=place.parent) as out:
-    request = {"config": fields, "topology": topology, "only": only, "out": out}
-    code, last = _run(request, topology, say)
-    file = pathlib.Path(out) / "answer.json"
-    answer = json.loads(file.read_text()) if file.exists() else {}
-    if "error" in answer:
-      raise ValueError(answer["error"])
-    if not answer:
-      raise ValueError(_why(topology, code, last))
+  out = tempfile.mkdtemp(prefix="unfinished-", dir=place.parent)
+  try:
+    child.compile(request, out, say)
+    for unneeded in (pathlib.Path(out) / "dump", pathlib.Path(out) / "traced.json"):
+      shutil.rmtree(unneeded) if unneeded.is_dir() else unneeded.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # another process was faster
-      os.rename(shutil.copytree(out, f"{out}.done"), place)
-    shutil.rmtree(f"{out}.done", ignore_errors=True)
-
-
-def _run(request, topology, say):
-  """-> exit code and the last lines of what the child said."""
-  environment = dict(
-    os.environ,
-    JAX_PLATFORMS="cpu",
-    TPU_SKIP_MDS_QUERY="1",  # never ask the network what machine this is
-    TPU_WORKER_HOSTNAMES="localhost",
-    TPU_LIBRARY_PATH=os.environ.get("TPU_LIBRARY_PATH", ""),
-    TF_CPP_MIN_LOG_LEVEL="3",
-  )
-  if not environment["TPU_LIBRARY_PATH"]:
-    del environment["TPU_LIBRARY_PATH"]
-  command = [sys.executable, "-m", "xe_retrieval.planning.compile"]
-  with tempfile.TemporaryFile("w+") as log:
-    child = subprocess.Popen(
-      command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment
-    )
-    began = time.perf_counter()
-    try:
-      child.stdin.write(json.dumps(request))
-      child.stdin.close()
-      while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-          code = child.wait(timeout=1)
-          break
-        say(f"compiling for {topology}: {time.perf_counter() - began:.0f} s")
-    except BaseException:
-      child.kill()
-      child.wait()
-      raise
-    log.seek(0)
-    return code, log.read()
-
-
-def _why(topology, code, log):
-  """One sentence about a child that gave no answer."""
-  lines = [line.strip() for line in log.splitlines() if line.strip()]
-  telling = [l for l in lines if "Error" in l or "Check failed" in l or "not" in l.lower()] or lines
-  said = f" ({telling[-1][:200]})" if telling else ""
-  ended = f"ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
-  return f"the compiler for {topology} {ended}{said}; topologies known to work are {chips.names()}"
+      os.rename(out, place)
+  finally:
+    shutil.rmtree(out, ignore_errors=True)

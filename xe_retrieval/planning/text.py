@@ -110,8 +110,8 @@ def _memory(plan):
 
 def _parts(plan):
   yield (
-    f"{'per chip and step':18}{'TFLOP':>9}{'in unit':>9}{'HBM':>12}{'links':>12}"
-    f"{'compute':>11}{'memory':>11}{'links':>11}  {'binds':14}share"
+    f"{'per chip and step':18}{'FLOP':>9}{'in passes':>11}{'HBM':>12}{'links':>12}"
+    f"{'compute':>13}{'memory':>13}{'links':>13}  {'bound by':14}share"
   )
   rows = [*plan.counted.parts.items(), ("whole step", plan.counted.total)]
   for name, cost in rows:
@@ -120,14 +120,21 @@ def _parts(plan):
       continue
     sent = sum(count * often for (_, count, _), often in cost.collectives.items())
     yield (
-      f"{name:18}{cost.flops / 1e12:>9.4f}{cost.passes / 1e12:>9.4f}{size(cost.bytes):>12}"
+      f"{name:18}{_flops(cost.flops):>9}{_flops(cost.passes):>11}{size(cost.bytes):>12}"
       f"{size(sent):>12}{_ms(times.compute)}{_ms(times.memory)}{_ms(times.interconnect)}"
       f"  {times.binding:14}{100 * times.bound / plan.times.bound:5.1f} %"
     )
 
 
+def _flops(count):
+  for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+    if count >= scale:
+      return f"{count / scale:.2f} {unit}"
+  return f"{count:.0f}"
+
+
 def _ms(seconds):
-  return f"{1e3 * seconds:>8.3f} ms"
+  return f"{1e3 * seconds:>10.3f} ms"
 
 
 def _collectives(plan):
@@ -164,6 +171,10 @@ def _bound(plan, only):
   if plan.counted.unknown:
     yield f"{plan.counted.unknown} loop(s) of unknown length are counted once"
   yield roofline.LEFT_OUT
+  yield (
+    "passes: float32 at full precision goes through the bfloat16 matrix unit six times; share: a "
+    "part's own bound of the step's"
+  )
   yield (
     f"peaks: {chip.flops / 1e12:g} TFLOP/s (bfloat16), {chip.bandwidth / 1e9:g} GB/s of HBM, "
     f"{plan.topology.links} × {chip.link / 1e9:g} GB/s of links, {chip.source}"

@@ -1,0 +1,164 @@
+"""What xe_retrieval.plan predicts, against counts by hand and against measurements on a CPU.
+
+  python -m benchmarks.plan [--only=flops,memory,mining]
+
+flops    the paper's towers at full size: FLOPs of the compiled step against a count by hand.
+memory   the same step: predicted bytes against the peak of a process that takes it.
+mining   how often the loops of exact mining run whose length depends on the scores; what the
+         planner takes for it is costs.MEASURED_TRIPS.
+"""
+
+import argparse
+import collections
+import ctypes
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.train import paper, random_batch
+from xe_retrieval.losses import pairs, selection
+from xe_retrieval.planning import costs, plans
+from xe_retrieval.training import build, mesh
+
+BATCH = 4
+
+
+def main():
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--only", default="flops,memory,mining")
+  parser.add_argument("--cache", default="", help="where compiled programs are kept; else nowhere")
+  args = parser.parse_args()
+  if "XE_MEMORY" in os.environ:
+    return print(_peak())
+  with tempfile.TemporaryDirectory() as nowhere:
+    os.environ["XDG_CACHE_HOME"] = args.cache or nowhere
+    for name in args.only.split(","):
+      {"flops": flops, "memory": memory, "mining": mining}[name]()
+
+
+def config():
+  chosen = paper(size=224, tokens=32)
+  chosen.loss, chosen.batch_size = "cross_example_softmax", BATCH
+  return chosen
+
+
+def flops():
+  plan = plans.make(config(), "cpu:1", say=_note)
+  found = {name: plan.counted.parts[f"{name} tower"].flops / BATCH for name in ("text", "image")}
+  for name, by_hand in (("text", _bert()), ("image", _resnet())):
+    print(
+      f"flops, {name} tower, forward and backward: {found[name] / 1e9:.2f} G per pair, by hand "
+      f"{by_hand / 1e9:.2f} G; ratio {found[name] / by_hand:.3f} (target 0.95 to 1.05)"
+    )
+
+
+def _resnet():
+  """He et al.: 4.1 G multiplications per image of 224²; pixels get no gradient (7x7 at 112²)."""
+  forward, first = 2 * 4.1e9, 2 * 112 * 112 * 7 * 7 * 3 * 64
+  return 3 * forward - first
+
+
+def _bert(layers=12, width=768, tokens=32):
+  """Per layer 12 width² weights and two products of attention; only CLS leaves the last layer."""
+  whole = 2 * tokens * 12 * width**2 + 2 * 2 * tokens**2 * width
+  last = 2 * tokens * 2 * width**2 + 2 * 10 * width**2 + 2 * 2 * tokens * width
+  return 3 * ((layers - 1) * whole + last)
+
+
+def memory():
+  plan = plans.make(config(), "cpu:1", say=_note)
+  command = [sys.executable, "-m", "benchmarks.plan"]
+  out = subprocess.run(
+    command, check=True, env=dict(os.environ, XE_MEMORY="1"), capture_output=True, text=True
+  )
+  measured = float(out.stdout.split()[-1])
+  print(
+    f"memory, batch {BATCH} on one CPU device: predicted {plan.used / 2**30:.2f} GiB, measured "
+    f"{measured / 2**30:.2f} GiB at its peak; ratio {plan.used / measured:.3f} (target 0.8 to 1.2)"
+  )
+
+
+def _peak():
+  """Bytes that state, batch and one step take, beyond what the process held before."""
+  built = build.build(config(), mesh.make(jax.devices()[:1]))
+  compiled = built.lower().compile()
+  gc.collect()
+  ctypes.CDLL(None).malloc_trim(0)  # what compiling needed
+  before = _status("VmRSS")
+  pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+  zeros = lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding)  # noqa: E731
+  state = jax.tree.map(zeros, built.state)
+  batch = jax.device_put(random_batch(config()), mesh.rows(mesh.make(jax.devices()[:1])))
+  jax.block_until_ready(compiled(state, batch))
+  return _status("VmHWM") - before
+
+
+def _status(name):
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def mining():
+  """One device; the selection's loops are wrapped, so that each round is seen."""
+  for name, (text, image) in _embeddings(4_096).items():
+    trips = _trips(text, image)
+    print(f"mining, N = 4,096, {name}: " + ", ".join(f"{k} {v}" for k, v in trips.items()))
+  print(f"mining: planned with {costs.MEASURED_TRIPS}")
+
+
+def _trips(text, image):
+  """Scope of a loop -> how often it ran."""
+  seen = collections.Counter()
+  plain = selection.lax.while_loop, selection.lax.fori_loop
+
+  def name():
+    return jax._src.source_info_util.current_name_stack().stack[-1].name
+
+  def counted(body, scope):
+    def round(*state):
+      jax.debug.callback(lambda: seen.update([scope]))
+      return body(*state)
+
+    return round
+
+  selection.lax.while_loop = lambda test, body, start: plain[0](test, counted(body, name()), start)
+  selection.lax.fori_loop = lambda a, b, body, start: plain[1](a, b, counted(body, name()), start)
+  ids = (jnp.arange(len(text), dtype=jnp.int32),)
+  x, y = 20 * pairs.normalize(text), pairs.normalize(image)
+  try:
+    jax.block_until_ready(jax.jit(lambda: selection.kth_largest(x, y, ids, 0.5))())
+    jax.block_until_ready(jax.jit(lambda: selection.kth_largest_of_rows(x[:256] @ y.T, 0.5))())
+    jax.effects_barrier()
+  finally:
+    selection.lax.while_loop, selection.lax.fori_loop = plain
+  return {scope: trips for scope, trips in seen.items() if scope in costs.MEASURED_TRIPS}
+
+
+def _embeddings(n, width=128):
+  """Before training, after it, and with captions that come in groups of five."""
+  random = np.random.default_rng(0)
+  noise = lambda: random.standard_normal((n, width)).astype(np.float32)  # noqa: E731
+  meaning, common = noise(), random.standard_normal(width).astype(np.float32)
+  groups = np.repeat(meaning[: -(-n // 5)], 5, axis=0)[:n]
+  return {
+    "untrained": (noise() + 2 * common, noise() - 2 * common),
+    "trained": (meaning + 0.8 * noise(), meaning + 0.8 * noise()),
+    "in groups": (groups + 0.5 * noise(), groups + 0.5 * noise()),
+  }
+
+
+def _note(text):
+  print(f"\r{text}", end="\r", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+  main()

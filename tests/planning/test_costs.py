@@ -1,0 +1,157 @@
+"""Counting compiled programs: against numbers by hand, on eight CPU devices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from xe_retrieval import losses
+from xe_retrieval.planning import costs, program
+from xe_retrieval.towers.convolution import convolve
+from xe_retrieval.training import mesh as mesh_lib
+
+
+def _compiled(function, *shapes, **options):
+  shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+  return jax.jit(function, **options).lower(*shapes).compile().as_text()
+
+
+def test_shapes_are_padded_to_tiles_and_know_their_memory():
+  one, two = program.shapes("(f32[10,100]{1,0:T(8,128)}, bf16[3,5,200]{0,2,1:T(8,128)(2,1)S(1)})")
+  assert (one.bytes, one.space) == (16 * 128 * 4, 0)
+  assert (two.bytes, two.space) == (128 * 5 * 200 * 2, 1)  # axis 0 is the innermost, then axis 2
+  assert program.shapes("pred[]")[0].bytes == 1
+
+
+def test_products():
+  text = _compiled(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), (3, 16, 32), (3, 32, 64))
+  total = costs.count(text).total
+  assert total.flops == total.passes == 2 * 3 * 16 * 32 * 64
+  assert total.bytes >= 4 * 3 * (16 * 32 + 32 * 64 + 16 * 64)
+
+
+def test_a_product_at_full_precision_is_six_passes():
+  text = _compiled(lambda x, y: jnp.matmul(x, y, precision="highest"), (16, 32), (32, 64))
+  total = costs.count(text).total
+  assert total.passes == 6 * total.flops == 6 * 2 * 16 * 32 * 64
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolutions_and_their_gradients(stride):
+  # Of a 3x3 window at the edge, a third is padding: over 8 positions, 22 of 24 meet a number.
+  forward = lambda x, k: convolve(x, k, stride)  # noqa: E731
+  met = 22 if stride == 1 else 11
+  text = _compiled(forward, (2, 8, 8, 4), (3, 3, 4, 5))
+  assert costs.count(text).total.flops == 2 * 2 * 4 * 5 * met**2
+  default = lambda x, k: jax.lax.conv_general_dilated(  # noqa: E731
+    x, k, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
+  both = jax.grad(lambda x, k: jnp.sum(default(x, k) ** 2), argnums=(0, 1))
+  text = _compiled(both, (2, 8, 8, 4), (3, 3, 4, 5))
+  assert costs.count(text).total.flops == 3 * 2 * 2 * 4 * 5 * met**2
+
+
+def test_loops_count_as_often_as_they_run():
+  def function(x, y):
+    return jax.lax.scan(lambda c, row: (jnp.tanh(c @ y + row), None), x[0], x)[0]
+
+  assert costs.count(_compiled(function, (7, 16, 16), (16, 16))).total.flops == 7 * 2 * 16**3
+
+
+def test_loops_of_unknown_length_are_said():
+  def function(x):
+    with jax.named_scope("passes"):
+      x = jax.lax.while_loop(lambda x: jnp.sum(x) > 1, lambda x: x @ x, x)
+    return jax.lax.while_loop(lambda x: jnp.sum(x) > 2, lambda x: x @ x, x)
+
+  counted = costs.count(_compiled(function, (16, 16)))
+  assert counted.assumed == {"passes": costs.MEASURED_TRIPS["passes"]}
+  assert counted.unknown == 1
+  assert counted.total.flops == (1 + costs.MEASURED_TRIPS["passes"]) * 2 * 16**3
+
+
+def test_collectives():
+  mesh = mesh_lib.make()
+
+  @jax.shard_map(mesh=mesh, in_specs=P("data"), out_specs=(P(), P("data")))
+  def function(x):  # [2, 4] here
+    every = jax.lax.all_gather(x, "data", tiled=True)  # [16, 4]
+    return jax.lax.psum(jnp.sum(x * 2, axis=0), "data"), jax.lax.psum_scatter(
+      jnp.sin(every), "data", tiled=True
+    )
+
+  total = costs.count(_compiled(function, (16, 4))).total
+  assert total.collectives == {
+    ("all-gather", 16 * 4 * 4, 8): 1,
+    ("all-reduce", 4 * 4, 8): 1,
+    ("reduce-scatter", 16 * 4 * 4, 8): 1,
+  }
+
+
+def test_the_loss_is_six_n_squared_d_over_the_devices():
+  mesh, n, d = mesh_lib.make(), 2048, 16
+  loss = losses.get("cross_example_softmax", implementation="streaming", mesh=mesh)
+  rows = jax.ShapeDtypeStruct((n, d), jnp.float32, sharding=mesh_lib.rows(mesh))
+  text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(rows, rows).compile().as_text()
+  total = costs.count(text).total
+  assert total.flops == 6 * n * n * d / 8
+  assert total.passes == 6 * total.flops
+  assert total.collectives["all-gather", n * d * 4, 8] == 1
+
+
+@pytest.mark.parametrize(
+  "scope, part",
+  [
+    (
+      "jit(train_step)/jvp(DualEncoder)/DualEncoder.embed_text/text/tower/layer_3/dot",
+      "text tower",
+    ),
+    (
+      "jit(train_step)/transpose(jvp(DualEncoder))/DualEncoder.embed_image/image/mul",
+      "image tower",
+    ),
+    ("jit(train_step)/transpose(jvp(loss))/jit(run)/shard_map/while", "loss"),
+    ("jit(train_step)/optimizer/mul", "optimiser"),
+    ("jit(train_step)/reduce_sum", "other"),
+    ("", None),
+  ],
+)
+def test_parts(scope, part):
+  assert costs.part(scope) == part
+
+
+TPU_LOOP = """
+%body.1 (p.1: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %p.1 = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%p.1), index=0
+  %x.1 = f32[8,128]{1,0:T(8,128)S(1)} get-tuple-element(%p.1), index=1
+  %y.1 = f32[8,128]{1,0:T(8,128)} negate(%x.1), backend_config={"estimated_cycles":"10"}
+  %z.1 = f32[8,128]{1,0:T(8,128)S(1)} copy(%y.1)
+  ROOT %t.1 = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) tuple(%i.1, %z.1)
+}
+
+%condition.1 (p.2: (s32[], f32[8,128])) -> pred[] {
+  %p.2 = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) parameter(0)
+  %i.2 = s32[]{:T(128)} get-tuple-element(%p.2), index=0
+  %end.1 = s32[]{:T(128)} constant(4)
+  ROOT %lt.1 = pred[]{:T(512)} compare(%i.2, %end.1), direction=LT
+}
+
+ENTRY %main.1 (x.2: f32[8,128]) -> f32[8,128] {
+  %x.2 = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %start.1 = s32[]{:T(128)} constant(1)
+  %copied.1 = s32[]{:T(128)} copy(%start.1)
+  %fast.1 = (f32[8,128]{1,0:T(8,128)S(1)}, f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%x.2)
+  %fast.2 = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%fast.1)
+  %t.2 = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) tuple(%copied.1, %fast.2)
+  %w.1 = (s32[], f32[8,128]{1,0:T(8,128)S(1)}) while(%t.2), condition=%condition.1, body=%body.1
+  ROOT %out.1 = f32[8,128]{1,0:T(8,128)S(1)} get-tuple-element(%w.1), index=1
+}
+"""
+
+
+def test_a_loop_as_the_tpu_compiler_prints_it():
+  total = costs.count(TPU_LOOP).total
+  assert total.cycles == 3 * 10  # from 1 to 4
+  # Once from HBM to the chip; in each round written to HBM and read again.
+  assert total.bytes == (1 + 3 * 2) * 8 * 128 * 4
