@@ -41,6 +41,7 @@ def main():
     return print(_peak())
   with tempfile.TemporaryDirectory() as nowhere:
     os.environ["XDG_CACHE_HOME"] = args.cache or nowhere
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{args.cache or nowhere}/jax"  # of both children
     for name in args.only.split(","):
       {"flops": flops, "memory": memory, "mining": mining}[name]()
 

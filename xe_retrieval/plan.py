@@ -80,6 +80,8 @@ def _one(config, f, note):
 def _sweep(config, f, note):
   from xe_retrieval.planning import plans, sweep, text
 
+  if wrong := [n for n in f.batch_sizes if not n.isdecimal()]:
+    raise ValueError(f"--batch_sizes={','.join(f.batch_sizes)}: {wrong[0]!r} is not a number")
   rows = []
   for batch in map(int, f.batch_sizes or [config.batch_size]):
     for topology in f.sweep:
@@ -88,13 +90,12 @@ def _sweep(config, f, note):
       try:
         plan = plans.make(changed, topology, f.only, f.hbm * text.GIB, f.machine_code, note)
         rows.append(sweep.Row(topology, batch, plan))
+        note.line(f"{topology}, batch {batch:,}: {text.verdict(plan)}")
       except ValueError as e:  # the others are still of interest
-        if "does not divide" not in str(e) and "should divide" not in str(e):
-          raise
         rows.append(sweep.Row(topology, batch, None, str(e)))
-      said = text.verdict(rows[-1].plan) if rows[-1].plan else rows[-1].why
-      note.line(f"{topology}, batch {batch:,}: {said}")
-  note.clear()
+        note.line(f"{topology}, batch {batch:,}: {e}")
+  if not any(row.plan for row in rows):
+    raise ValueError(rows[0].why)
   print(sweep.table(rows))
   for path in sweep.write(pathlib.Path(f.out), rows):
     print(path)

@@ -137,6 +137,11 @@ TPU_LOOP = """
   ROOT %lt.1 = pred[]{:T(512)} compare(%i.2, %end.1), direction=LT
 }
 
+%sliced.1 (p.3: f32[8,128]) -> f32[8,64] {
+  %p.3 = f32[8,128]{1,0:T(8,128)} parameter(0)
+  ROOT %slice.1 = f32[8,64]{1,0:T(8,128)S(1)} slice(%p.3), slice={[0:8], [0:64]}
+}
+
 ENTRY %main.1 (x.2: f32[8,128]) -> f32[8,128] {
   %x.2 = f32[8,128]{1,0:T(8,128)} parameter(0)
   %start.1 = s32[]{:T(128)} constant(1)
@@ -145,7 +150,12 @@ ENTRY %main.1 (x.2: f32[8,128]) -> f32[8,128] {
   %fast.2 = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%fast.1)
   %t.2 = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) tuple(%copied.1, %fast.2)
   %w.1 = (s32[], f32[8,128]{1,0:T(8,128)S(1)}) while(%t.2), condition=%condition.1, body=%body.1
-  ROOT %out.1 = f32[8,128]{1,0:T(8,128)S(1)} get-tuple-element(%w.1), index=1
+  %y.2 = f32[8,128]{1,0:T(8,128)S(1)} get-tuple-element(%w.1), index=1
+  %s.1 = ((f32[8,128]{1,0:T(8,128)}), f32[8,64]{1,0:T(8,128)S(1)}, s32[]) slice-start(%x.2)
+  %s.2 = f32[8,64]{1,0:T(8,128)S(1)} slice-done(%s.1)
+  %s.3 = ((f32[8,128]), f32[8,64]{1,0:T(8,128)S(1)}, s32[]) async-start(%x.2), calls=%sliced.1
+  %s.4 = f32[8,64]{1,0:T(8,128)S(1)} async-done(%s.3)
+  ROOT %out.1 = (f32[8,128], f32[8,64], f32[8,64]) tuple(%y.2, %s.2, %s.4)
 }
 """
 
@@ -153,5 +163,6 @@ ENTRY %main.1 (x.2: f32[8,128]) -> f32[8,128] {
 def test_a_loop_as_the_tpu_compiler_prints_it():
   total = costs.count(TPU_LOOP).total
   assert total.cycles == 3 * 10  # from 1 to 4
-  # Once from HBM to the chip; in each round written to HBM and read again.
-  assert total.bytes == (1 + 3 * 2) * 8 * 128 * 4
+  # Once from HBM to the chip; in each round written to HBM and read again; two slices, which are
+  # padded to a tile.
+  assert total.bytes == (1 + 3 * 2 + 2) * 8 * 128 * 4

@@ -104,10 +104,11 @@ def test_sweep(larger, here, tmp_path):
   rows += [sweep.Row("cpu:2", 512, plans.make(larger, "cpu:2", limit=1))]
   rows += [sweep.Row("cpu:3", 256, None, "does not divide")]
   table = sweep.table(rows).splitlines()
-  assert len(table) == 2 + 4 and "cpu:4" in table[3] and "does not divide" in table[5]
+  assert len(table) == 2 + 4 + 1 and "cpu:4" in table[3]
+  assert table[-1] == "cpu:3, batch 256: does not divide"
   data, picture = sweep.write(tmp_path, rows)
   lines = list(csv.DictReader(data.open()))
-  assert [line["fits"] for line in lines] == ["yes", "yes", "no", "does not divide"]
+  assert [line["fits"] for line in lines] == ["yes", "yes", "no", "error"]
   assert float(lines[0]["pairs/s"]) == pytest.approx(rows[0].plan.pairs_per_second)
   assert picture.stat().st_size > 10_000
 
@@ -151,6 +152,29 @@ def test_a_compiler_that_aborts_is_one_sentence(config, monkeypatch):
     plans.make(config, "cpu:4")
   assert "\n" not in str(error.value)
   assert "signal 6 (F0 Check failed: bad)" in child.why("v5e:3x5", -6, "F0 Check failed: bad\n")
+
+
+def test_what_xla_wrote_down_is_read(tmp_path):
+  """Buffers as the TPU compiler lists them: color 1 is memory on the chip, not HBM."""
+  (tmp_path / "dump").mkdir()
+  (tmp_path / "traced.json").write_text('{"batch": 7}')
+  program = tmp_path / "dump" / "m.after_optimizations_after_buffer_assignment.txt"
+  program.write_text("HloModule m")
+  (tmp_path / "dump" / "m.after_optimizations-buffer-assignment.txt").write_text(
+    "allocation 0: size 5, parameter 0, shape |f32[8]| at ShapeIndex {}, maybe-live-out:\n"
+    " value: <1 a @0> (size=5,offset=0): f32[8]\n"
+    "allocation 1: size 30, output shape is |(f32[])|, maybe-live-out:\n"
+    "allocation 2: size 100, color 1, preallocated-temp:\n"
+    "allocation 3: size 200, preallocated-temp:\n"
+    "allocation 4: size 1000, constant:\n"
+  )
+  child._read_dump(tmp_path, program, 3.0)
+  answer = json.loads((tmp_path / "answer.json").read_text())
+  assert [answer[k] for k in ("arguments", "results", "temporaries", "program", "batch")] == [
+    *(5, 30, 200, 1000, 7)
+  ]
+  with gzip.open(tmp_path / "program.txt.gz", "rt") as f:
+    assert f.read() == "HloModule m"
 
 
 def test_impossible_configs_are_answered_before_compiling(config, here):

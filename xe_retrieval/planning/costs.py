@@ -197,14 +197,15 @@ class _Counter:
   def _bytes(self, instruction, computation):
     """Read and written in main memory."""
     opcode, outputs = instruction.opcode, instruction.shapes
+    if opcode.endswith("slice-start"):  # ((source), target, …)
+      return _moved(outputs[1], outputs[0], outputs[1])
     if opcode.endswith("-start"):  # (target, source, …)
       return sum(_main(shape) for shape in outputs[:2])
     if opcode == "custom-call" and "AllocateBuffer" in instruction.rest:
       return 0
     operands = [computation.instructions[name] for name in instruction.operands]
     if opcode in ("dynamic-slice", "slice", "gather"):
-      touched = sum(_main(shape) for shape in outputs)
-      return touched + (touched if operands[0].shapes[0].space == 0 else 0)
+      return _moved(outputs[0], operands[0].shapes[0], outputs[0])
     if opcode == "dynamic-update-slice":
       return 2 * _main(operands[1].shapes[0]) if outputs[0].space == 0 else 0
     if opcode != "fusion":
@@ -252,6 +253,11 @@ class _Counter:
 def _main(shape):
   """Bytes in main memory; single numbers are not worth counting, and padded they would be."""
   return shape.bytes if shape.space == 0 and shape.dims else 0
+
+
+def _moved(what, *between):
+  """Bytes of `what`, for each of these arrays that lies in main memory."""
+  return what.bytes * sum(shape.space == 0 for shape in between)
 
 
 def _collective(opcode):

@@ -39,7 +39,7 @@ class Row:
     """By column; what is not known is missing."""
     out = {"topology": self.topology, "batch": self.batch}
     if self.plan is None:
-      return out | {"fits": self.why}
+      return out | {"fits": "error"}
     out |= {"chips": self.plan.topology.size, "micro_batch": self.plan.config["micro_batch"]}
     out["fits"] = "yes" if self.plan.fits else "no"
     if self.plan.used is not None:
@@ -67,7 +67,8 @@ def table(rows) -> str:
   ]  # fmt: skip
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
   lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
-  return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+  errors = [f"{row.topology}, batch {row.batch:,}: {row.why}" for row in rows if row.why]
+  return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:], *errors])
 
 
 def write(out, rows):

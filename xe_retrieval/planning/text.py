@@ -103,7 +103,7 @@ def _memory(plan):
   if "temporaries" in memory:
     rest = memory["arguments"] - sum(value for _, value in rows)
     rows += [("results beside them", memory["results"]), ("temporaries", memory["temporaries"])]
-    rows += [("program and padding", memory["program"] + max(rest, 0))]
+    rows += [("program, constants", memory["program"] + max(rest, 0))]
   lines = [f"  {title:22}{size(value):>12}" for title, value in rows]
   return ["memory per chip", *lines, f"  {'total':22}{verdict(plan)}"]
 
