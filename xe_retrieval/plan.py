@@ -151,7 +151,7 @@ def _define_flags():
   )
   flags.DEFINE_bool("remedies", True, "If it does not fit, compile what might.")
   flags.DEFINE_string("json", "", "A file for all figures.")
-  flags.DEFINE_string("out", "plan", "Where a sweep's sweep.csv and sweep.png go.")
+  flags.DEFINE_string("out", "runs/plan", "Where a sweep's sweep.csv and sweep.png go.")
 
 
 if __name__ == "__main__":

@@ -82,9 +82,10 @@ def test_it_is_the_step_of_training(config, here):
 
 @pytest.fixture
 def larger(config):
-  """Of a size at which activations matter; remat is on, so that it need not be tried."""
+  """Activations matter; one tower is frozen and remat is on, so that less is compiled."""
   config = command.architecture(config)
-  config.batch_size, config.remat = 256, True
+  config.batch_size, config.remat, config.text.mlp = 256, True, 128
+  config.image.freeze = "all"
   return config
 
 
