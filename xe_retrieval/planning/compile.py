@@ -54,7 +54,7 @@ def compile_step(out, config, topology, only):
   except jax.errors.JaxRuntimeError as e:
     if "memory" not in str(e) or "RESOURCE_EXHAUSTED" not in str(e):
       raise ValueError(f"the compiler refuses: {str(e).splitlines()[0]}") from e
-    return answer | {"fits": False} | _exhausted(str(e)), ""
+    return answer | {"fits": False} | _exhausted(str(e), answer), ""
   memory = compiled.memory_analysis()
   answer |= {
     "compiled_seconds": time.perf_counter() - began,
@@ -76,7 +76,9 @@ def _devices(topology):
     return jax.devices()[: int(shape)]
   from jax.experimental import topologies
 
-  return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+  # A v4 chip is two devices by default, but trains as one.
+  options = {"chip_config_name": "megacore"} if kind == "v4" else {}
+  return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
 
 
 def _step(config, mesh):
@@ -128,14 +130,19 @@ def _loss(config, mesh):
   return gradients.lower(embeddings, embeddings, ids, ids), answer
 
 
-def _exhausted(message):
-  """What the TPU compiler says of a program that is too large."""
-  found = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message)
+def _exhausted(message, answer):
+  """What the TPU compiler says of a program that is too large, in one of two ways."""
+  amount = r"([\d.]+)([KMGT])"
+  beside = 0
+  found = re.search(rf"Used {amount} of {amount} hbm", message)
   if not found:
-    return {"used": None, "usable": None}
+    found = re.search(rf"temporaries \({amount}\) exceeds available HBM \({amount}\)", message)
+    beside = sum(answer[name] for name in ("parameters", "optimiser", "batch"))
+  if not found:
+    return {"used": None}
   scale = {unit: 2 ** (10 * i) for i, unit in enumerate("KMGT", start=1)}
   used, usable = (float(found[i]) * scale[found[i + 1]] for i in (1, 3))
-  return {"used": used, "usable": usable}
+  return {"used": used + beside, "usable": usable}
 
 
 def _product(numbers):

@@ -99,7 +99,9 @@ def plot(rows) -> Figure:
     style = dict(color=colour, marker="o", label=label)
     speed.plot([p.topology.size for p in fitting], [p.pairs_per_second for p in fitting], **style)
     known = [p for p in made if p.used is not None]
-    memory.plot([p.topology.size for p in known], [p.used / GIB for p in known], **style)
+    memory.plot(
+      [p.topology.size for p in known], [p.used / GIB for p in known], **style | {"label": None}
+    )
     hollow = [p for p in known if not p.fits]
     memory.plot(
       [p.topology.size for p in hollow],
@@ -107,18 +109,17 @@ def plot(rows) -> Figure:
       **dict(style, label=None, linestyle="", markerfacecolor="white", zorder=3),
     )
   for chip, limit in sorted({(p.topology.chip.name, p.limit) for m in lines.values() for p in m}):
-    memory.axhline(limit / GIB, color=INK, linestyle=":", linewidth=1)
-    text = f"{limit / GIB:g} GiB of a {chip}" + ("; hollow: does not fit" if not several else "")
-    at = (0.99, limit / GIB)
-    memory.text(*at, text, transform=memory.get_yaxis_transform(), ha="right", va="bottom",
-                color=INK, fontsize=8)  # fmt: skip
+    label = f"{limit / GIB:g} GiB of a {chip}; hollow: does not fit"
+    memory.axhline(limit / GIB, color=INK, linestyle=":", linewidth=1, label=label)
   sizes = sorted({p.topology.size for m in lines.values() for p in m})
   for axes, title in ((speed, "Pairs per second, at most"), (memory, "Memory per chip (GiB)")):
     axes.set(xlabel="Chips", ylabel=title, xscale="log", yscale="log")
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:,.4g}"))
+    axes.yaxis.set_major_formatter(
+      ticker.FuncFormatter(lambda y, _: f"{y:,.0f}" if y >= 1 else f"{y:g}")
+    )
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-  speed.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9)
   return figure
