@@ -1,11 +1,15 @@
 """What xe_retrieval.plan predicts, against counts by hand and against measurements on a CPU.
 
   python -m benchmarks.plan [--only=flops,memory,mining]
+  python -m benchmarks.plan --only=table,million     # needs libtpu; twenty minutes on two cores
 
 flops    the paper's towers at full size: FLOPs of the compiled step against a count by hand.
 memory   the same step: predicted bytes against the peak of a process that takes it.
 mining   how often the loops of exact mining run whose length depends on the scores; what the
          planner takes for it is costs.MEASURED_TRIPS.
+table    configs/cc.py for three sizes of a pod and three losses: batch 512 as it is, and 32,768 in
+         bfloat16 with the streaming loss, 128 pairs per chip at a time.
+million  the loss alone at batch 1,048,576 on 256 chips.
 """
 
 import argparse
@@ -24,7 +28,7 @@ import numpy as np
 
 from benchmarks.train import paper, random_batch
 from xe_retrieval.losses import pairs, selection
-from xe_retrieval.planning import costs, plans
+from xe_retrieval.planning import chips, costs, plans
 from xe_retrieval.training import build, mesh
 
 BATCH = 4
@@ -43,7 +47,8 @@ def main():
     os.environ["XDG_CACHE_HOME"] = args.cache or nowhere
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{args.cache or nowhere}/jax"  # of both children
     for name in args.only.split(","):
-      {"flops": flops, "memory": memory, "mining": mining}[name]()
+      parts = {"flops": flops, "memory": memory, "mining": mining}
+      (parts | {"table": table, "million": million})[name]()
 
 
 def config():
@@ -155,6 +160,46 @@ def _embeddings(n, width=128):
     "trained": (meaning + 0.8 * noise(), meaning + 0.8 * noise()),
     "in groups": (groups + 0.5 * noise(), groups + 0.5 * noise()),
   }
+
+
+def table():
+  """As Markdown. The loss's share is that of its own bound, which nothing else can hide."""
+  print(
+    "| batch | chips | loss | GiB/chip | ms/step ≥ | pairs/s ≤ | MFU ≤ | hours ≥ | loss's share |"
+  )
+  print("|" + "---|" * 9)
+  for batch in (512, 32_768):
+    for topology in ("v5e:2x4", "v5e:4x8", "v5e:16x16"):
+      for loss in ("sampled_softmax", "cross_example_softmax", "cross_example_negative_mining"):
+        plan = plans.make(_pod(loss, batch, chips.topology(topology).size), topology, say=_note)
+        cells = [f"{batch:,}", topology, loss.replace("_", " "), f"{plan.used / 2**30:.1f}"]
+        if plan.fits:
+          share = plan.parts["loss"].bound / plan.times.bound
+          cells += [f"{1e3 * plan.times.bound:.1f}", f"{plan.pairs_per_second:,.0f}"]
+          cells += [f"{100 * plan.mfu:.0f} %", f"{plan.hours:.2f}", f"{100 * share:.2f} %"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _pod(loss, batch, size):
+  chosen = paper(size=224, tokens=32)
+  with chosen.unlocked():
+    chosen.text.positions = 512
+  chosen.loss, chosen.batch_size = loss, batch
+  if batch > 512:
+    chosen.loss_implementation, chosen.dtype = "streaming", "bfloat16"
+    chosen.micro_batch = 128 * size if 128 * size < batch else 0
+  return chosen
+
+
+def million():
+  for loss in ("cross_example_softmax", "cross_example_negative_mining"):
+    chosen = _pod(loss, 1_048_576, 1)
+    chosen.micro_batch, chosen.dtype = 0, "float32"
+    plan = plans.make(chosen, "v5e:16x16", only="loss", say=_note)
+    print(
+      f"million, {loss} alone: temporaries {plan.memory['temporaries'] / 2**30:.2f} GiB per chip "
+      f"(target 2), at least {1e3 * plan.times.bound:.0f} ms"
+    )
 
 
 def _note(text):

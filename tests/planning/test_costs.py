@@ -86,6 +86,7 @@ def test_collectives():
     ("all-reduce", 4 * 4, 8): 1,
     ("reduce-scatter", 16 * 4 * 4, 8): 1,
   }
+  assert total.calls == {"all-gather": 1, "all-reduce": 1, "reduce-scatter": 1}
 
 
 def test_the_loss_is_six_n_squared_d_over_the_devices():

@@ -43,12 +43,14 @@ class Cost:
   cycles: float = 0.0  # the compiler's estimate for what is not a transfer; 0 where it gives none
   # (kind, bytes, chips that take part) -> how often
   collectives: dict = dataclasses.field(default_factory=collections.Counter)
+  calls: dict = dataclasses.field(default_factory=collections.Counter)  # kind -> how often
 
   def add(self, other, times=1):
     for name in ("flops", "passes", "bytes", "cycles"):
       setattr(self, name, getattr(self, name) + times * getattr(other, name))
-    for key, count in other.collectives.items():
-      self.collectives[key] += times * count
+    for name in ("collectives", "calls"):
+      for key, count in getattr(other, name).items():
+        getattr(self, name)[key] += times * count
 
 
 @dataclasses.dataclass
@@ -148,7 +150,10 @@ class _Counter:
     return ("reduce-scatter" if kind == "all-reduce" and sliced else kind), found[0]
 
   def _communicate(self, kind, instruction, computation, times, belongs):
-    """Counts once, for the part with the most bytes; bytes go to the part they come from."""
+    """One that the compiler combined is a call of the part with the most bytes of it.
+
+    The bytes go to the parts that they come from.
+    """
     sizes = collections.Counter()
     for name in instruction.operands:
       operand = computation.instructions[name]
@@ -159,6 +164,7 @@ class _Counter:
     group = _group(instruction)
     if kind == "all-gather":
       sizes = {owner: size * group for owner, size in sizes.items()}
+    self.parts[max(sizes, key=sizes.get)].calls[kind] += times
     for owner, size in sizes.items():
       self.parts[owner].collectives[kind, int(size), group] += times
       moved = {"all-gather": 1 + 1 / group, "reduce-scatter": 1 + 1 / group}.get(kind, 2)

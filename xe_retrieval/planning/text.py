@@ -77,11 +77,9 @@ def to_dict(plan) -> dict:
 
 
 def _figures(cost, times):
-  kinds = {}
+  kinds = {kind: {"count": often, "bytes": 0} for kind, often in cost.calls.items()}
   for (kind, count, _), often in cost.collectives.items():
-    total = kinds.setdefault(kind, {"count": 0, "bytes": 0})
-    total["count"] += often
-    total["bytes"] += often * count
+    kinds.setdefault(kind, {"count": 0, "bytes": 0})["bytes"] += often * count
   return {
     "flops": cost.flops,
     "matrix_unit_flops": cost.passes,
@@ -105,7 +103,10 @@ def _memory(plan):
     rows += [("results beside them", memory["results"]), ("temporaries", memory["temporaries"])]
     rows += [("program, constants", memory["program"] + max(rest, 0))]
   lines = [f"  {title:22}{size(value):>12}" for title, value in rows]
-  return ["memory per chip", *lines, f"  {'total':22}{verdict(plan)}"]
+  lines = ["memory per chip", *lines, f"  {'total':22}{verdict(plan)}"]
+  if plan.counted and plan.topology.chip.name != "cpu" and not plan.times.scheduled:
+    lines.append("  (machine code, 0.3 GiB for the paper's towers, comes on top: --machine_code)")
+  return lines
 
 
 def _parts(plan):
