@@ -167,3 +167,32 @@ def test_a_loop_as_the_tpu_compiler_prints_it():
   # Once from HBM to the chip; in each round written to HBM and read again; two slices, which are
   # padded to a tile.
   assert total.bytes == (1 + 3 * 2 + 2) * 8 * 128 * 4
+
+
+TPU_CHAIN = """
+%beside.1 (p.1: f32[4,128], p.2: f32[8,128], p.3: f32[128,128]) -> (f32[8,128], f32[8,128]) {
+  %p.1 = f32[4,128]{1,0:T(8,128)} parameter(0)
+  %p.2 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %p.3 = f32[128,128]{1,0:T(8,128)} parameter(2)
+  %g.1 = f32[8,128]{1,0} all-gather(%p.1), replica_groups={{0,1}}, X={chain_id="0"}
+  %c.1 = f32[8,128]{1,0:T(8,128)} convolution(%p.2, %p.3), dim_labels=bf_io->bf
+  ROOT %t.1 = (f32[8,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) tuple(%c.1, %g.1)
+}
+
+ENTRY %main.1 (x.1: f32[4,128], x.2: f32[8,128], x.3: f32[128,128]) -> f32[8,128] {
+  %x.1 = f32[4,128]{1,0:T(8,128)} parameter(0)
+  %x.2 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %x.3 = f32[128,128]{1,0:T(8,128)} parameter(2)
+  %f.1 = (f32[8,128], f32[8,128]) fusion(%x.1, %x.2, %x.3), kind=kCustom, calls=%beside.1
+  %f.2 = (f32[8,128], f32[8,128]) fusion(%x.1, %x.2, %x.3), kind=kCustom, calls=%beside.1
+  ROOT %out.1 = f32[8,128]{1,0:T(8,128)} get-tuple-element(%f.2), index=0
+}
+"""
+
+
+def test_a_collective_that_runs_beside_products_counts_once():
+  total = costs.count(TPU_CHAIN).total
+  assert total.flops == 2 * 2 * 8 * 128 * 128  # in both fusions
+  assert total.calls == {"all-gather": 1}
+  products = 2 * (8 * 128 + 128 * 128 + 8 * 128) * 4
+  assert total.bytes == products + (8 + 4) * 128 * 4  # gathered once: a half read, all written

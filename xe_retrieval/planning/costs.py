@@ -96,6 +96,7 @@ class _Counter:
     self.parts = {name: Cost() for name in PARTS}
     self.assumed, self.unknown = {}, 0
     self._known = {}  # id of an instruction -> part
+    self._chains = set()  # that have been counted
 
   def walk(self, computation, times, inherited):
     """Adds everything that running a computation `times` costs."""
@@ -122,10 +123,16 @@ class _Counter:
     cost = self.parts[belongs]
     for name in instruction.called("calls"):
       inner = self.program.computations[name]
-      if kind := self._scatter(inner):  # a reduce-scatter is a fusion of all-reduce and slice
-        return self._communicate(kind[0], kind[1], inner, times, belongs)
       for one in self._products(inner):
         cost.add(one, times)
+      for kind, collective in _fused_collectives(inner):
+        # One that runs beside others is spread over many fusions, all with the number of its chain.
+        chain = re.search(r'chain_id="(\d+)"', collective.rest)
+        chain = (id(computation), chain[1]) if chain else None
+        if chain is None or chain not in self._chains:
+          owner = part(collective.scope) or belongs
+          self._communicate(kind, collective, inner, times, owner)
+        self._chains.add(chain)
     if instruction.opcode in ("dot", "convolution"):
       cost.add(_product(instruction, computation), times)
     cost.bytes += times * self._bytes(instruction, computation)
@@ -140,14 +147,6 @@ class _Counter:
       elif instruction.opcode == "fusion":
         for name in instruction.called("calls"):
           yield from self._products(self.program.computations[name])
-
-  def _scatter(self, computation):
-    found = [i for i in computation.instructions.values() if _collective(i.opcode)]
-    sliced = any("dynamic-slice" in i.opcode for i in computation.instructions.values())
-    if not found:
-      return None
-    kind = _collective(found[0].opcode)
-    return ("reduce-scatter" if kind == "all-reduce" and sliced else kind), found[0]
 
   def _communicate(self, kind, instruction, computation, times, belongs):
     """One that the compiler combined is a call of the part with the most bytes of it.
@@ -232,6 +231,8 @@ class _Counter:
         total += sum(shape.bytes for shape in user.shapes)
       elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
         continue  # written in place
+      elif _collective(user.opcode) or user.opcode == "tuple":
+        continue  # counted as a collective; handed on
       elif user.opcode == "fusion":
         inner = self.program.computations[user.called("calls")[0]]
         for at in (i for i, name in enumerate(user.operands) if name == parameter.name):
@@ -251,7 +252,7 @@ class _Counter:
         output = computation.instructions[output.operands[0]]
       if output.opcode == "dynamic-update-slice" and output.shapes[0].space == 0:
         total += computation.instructions[output.operands[1]].shapes[0].bytes
-      else:
+      elif output.opcode != "parameter" and not _collective(output.opcode):
         total += sum(map(_main, output.shapes))
     return total
 
@@ -269,6 +270,15 @@ def _moved(what, *between):
 def _collective(opcode):
   name = opcode.removesuffix("-start")
   return name if name in COLLECTIVES else None
+
+
+def _fused_collectives(computation):
+  """(kind, instruction) in a fusion; of all-reduce and a slice it makes a reduce-scatter."""
+  sliced = any("dynamic-slice" in i.opcode for i in computation.instructions.values())
+  for instruction in computation.instructions.values():
+    if kind := _collective(instruction.opcode):
+      scattered = kind == "all-reduce" and sliced
+      yield ("reduce-scatter" if scattered else kind), instruction
 
 
 def _group(instruction):
