@@ -127,7 +127,8 @@ def _trips(text, image):
   plain = selection.lax.while_loop, selection.lax.fori_loop
 
   def name():
-    return jax._src.source_info_util.current_name_stack().stack[-1].name
+    around = jax._src.source_info_util.current_name_stack().stack
+    return around[-1].name if around else ""
 
   def counted(body, scope):
     def round(*state):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from xe_retrieval import losses
+from xe_retrieval.losses import pairs
 
 NAMES = losses.names()
 
@@ -25,6 +26,12 @@ def test_memory_is_linear_in_the_batch(name):
   sizes = [compiled(name, n).memory_analysis().temp_size_in_bytes for n in (8192, 16384)]
   assert sizes[1] <= 2.1 * sizes[0]
   assert sizes[1] < 16384**2  # a byte for each pair would not fit
+
+
+@pytest.mark.parametrize("columns, rows", [(65_536, 256), (262_144, 256), (2**20, 64), (2**23, 32)])
+def test_strips_of_many_columns_are_narrower(columns, rows):
+  (strips,), real = pairs.strips((jnp.zeros((512, 1)),), columns)
+  assert strips.shape == (512 // rows, rows, 1) and real is None
 
 
 def test_one_compilation_in_a_step_of_ones_own():

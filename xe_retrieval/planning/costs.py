@@ -17,8 +17,8 @@ from xe_retrieval.planning import program
 
 PARTS = ("text tower", "image tower", "loss", "optimiser", "other")
 
-# Loops whose length the scores decide, by the named scope around them: how often they ran at most
-# in python -m benchmarks.plan --only=mining on embeddings as training makes them.
+# Loops whose length the scores decide, by the named scope around them: how often they run, rounded
+# up from what python -m benchmarks.plan --only=mining measures.
 MEASURED_TRIPS = {
   "passes": 2,
   "halvings_together": 8,
