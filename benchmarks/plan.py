@@ -1,7 +1,7 @@
 """What xe_retrieval.plan predicts, against counts by hand and against measurements on a CPU.
 
   python -m benchmarks.plan [--only=flops,memory,mining]
-  python -m benchmarks.plan --only=table,million     # needs libtpu; twenty minutes on two cores
+  python -m benchmarks.plan --only=table,million     # needs libtpu; a step compiles for minutes
 
 flops    the paper's towers at full size: FLOPs of the compiled step against a count by hand.
 memory   the same step: predicted bytes against the peak of a process that takes it.
