@@ -43,8 +43,8 @@ def test_scann_with_a_tree_finds_the_neighbours(monkeypatch):
   monkeypatch.setattr(indexes, "TREE_FROM", 2000)
   vectors, queries = _clusters(5000), _clusters(400, seed=1)
   index = indexes.build(vectors, kind="scann", queries=queries)
-  assert index.settings["leaves"] == 142
-  assert 10 <= index.settings["leaves_to_search"] <= 142
+  assert index.settings["leaves"] == 284
+  assert 10 <= index.settings["leaves_to_search"] <= 284
   exact = indexes.build(vectors, kind="exact")
   found = indexes.overlap(index.search_rows(queries, 10)[0], exact.search_rows(queries, 10)[0])
   assert found > 0.95
@@ -61,7 +61,7 @@ def test_settings_follow_the_size():
   assert indexes.build(_clusters(100)).kind == "exact"
   assert indexes.settings(50_000)["leaves"] == 0
   large = indexes.settings(3_300_000)
-  assert large["leaves"] == 3634 and large["soar"]
+  assert large["leaves"] == 7268 and large["soar"]
 
 
 def test_overlap_by_hand():

@@ -19,6 +19,8 @@ def suits(x, kernel):
   if x.dtype != jnp.float32 or kernel.dtype != jnp.float32 or kernel.shape[:2] != (3, 3):
     return False
   batch, height, width, _ = x.shape
+  if not isinstance(batch, int):  # exported for any batch, which may be a single picture
+    return False
   tiles = batch * _tiles(height) * _tiles(width)
   worthwhile = tiles >= 32  # else transforming the kernel takes too long
   narrow = min(kernel.shape[2:]) < 32  # transforming the tiles does
