@@ -9,9 +9,11 @@ import contextlib
 import dataclasses
 import shutil
 import time
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
@@ -23,7 +25,11 @@ BEST = "pr_auc"  # of the validation split
 
 
 class Checkpoints:
-  """The checkpoints of a workdir; saving goes on in the background, and is all or nothing."""
+  """The checkpoints of a workdir; saving goes on in the background, and is all or nothing.
+
+  One process leaves everything but a copy of the state to a thread. Several have to agree as they
+  save: there only the writing itself is in the background, by Orbax.
+  """
 
   def __init__(
     self, workdir, keep: int = 3, keep_every: int = 0, read_only: bool = False, say=print
@@ -42,6 +48,7 @@ class Checkpoints:
       read_only=read_only,
     )
     self._say, self._failure = say, None
+    self._thread, self._saving = futures.ThreadPoolExecutor(1, "checkpoint"), None
     self._open()
 
   def latest(self) -> int | None:
@@ -62,22 +69,12 @@ class Checkpoints:
     self._failure = None
     if step in self._manager.all_steps():
       return
-    model, training = _items(state)
-    measured = self._measured() | ({step: _quality(metrics)} if metrics else {})
-    best = max(measured, key=measured.get, default=None)
-    run = {
-      "position": step,  # in the data: the number of the next batch, counted from 0
-      "best": None if best is None else {"step": best, BEST: measured[best]},
-      "config": config,
-      "fingerprints": _fingerprints(model | training),
-    }
-    items = ocp.args.Composite(
-      model=ocp.args.StandardSave(model),
-      training=ocp.args.StandardSave(training),
-      run=ocp.args.JsonSave(run),
-    )
+    if jax.process_count() == 1:
+      arguments = (step, _host_copy(_items(state)), metrics, config)
+      self._saving = self._thread.submit(self._save, *arguments)
+      return
     try:
-      self._manager.save(step, args=items, metrics=metrics, force=True)
+      self._save(step, _items(state), metrics, config)
     except (OSError, ValueError, RuntimeError) as error:
       self._failed(error)
 
@@ -128,6 +125,7 @@ class Checkpoints:
   def close(self) -> None:
     """Waits for saves under way; OSError if the last one failed."""
     self._settle()
+    self._thread.shutdown()
     self._manager.close()
     if self._failure:
       raise OSError(self._failure)
@@ -142,9 +140,29 @@ class Checkpoints:
       self._workdir / "checkpoints", options=self._options, item_handlers=handlers
     )
 
+  def _save(self, step, items, metrics, config):
+    model, training = items
+    measured = self._measured() | ({step: _quality(metrics)} if metrics else {})
+    best = max(measured, key=measured.get, default=None)
+    run = {
+      "position": step,  # in the data: the number of the next batch, counted from 0
+      "best": None if best is None else {"step": best, BEST: measured[best]},
+      "config": config,
+      "fingerprints": _fingerprints(model | training),
+    }
+    items = ocp.args.Composite(
+      model=ocp.args.StandardSave(model),
+      training=ocp.args.StandardSave(training),
+      run=ocp.args.JsonSave(run),
+    )
+    self._manager.save(step, args=items, metrics=metrics, force=True)
+
   def _settle(self):
     """Waits for the save under way, and sees how it went."""
+    saving, self._saving = self._saving, None
     try:
+      if saving:
+        saving.result()
       self._manager.wait_until_finished()
     except (OSError, ValueError, RuntimeError) as error:
       self._failed(error)
@@ -207,6 +225,13 @@ def _items(state):
     fields["learning"], fields["params"] = fields["params"], ema
   model = {name: fields.pop(name) for name in ("params", "batch_stats")}
   return model, fields
+
+
+def _host_copy(tree):
+  """The step that follows may overwrite the arrays."""
+  for x in jax.tree.leaves(tree):
+    x.copy_to_host_async()
+  return jax.tree.map(np.array, tree)
 
 
 def _fingerprints(tree):
