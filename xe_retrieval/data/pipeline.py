@@ -201,8 +201,11 @@ def _decoded(data, size, rows, name):
     decoded = tf.numpy_function(decode, [encoded, boxes], tf.uint8, stateful=False)
     return {**batch, "image": tf.ensure_shape(decoded, (rows, size, size, 3))}
 
-  # Two batches at a time, so that no thread waits for the last picture of one.
-  return data.map(pictures, 2, deterministic=True)
+  # Two batches at a time, so that no thread waits for the last picture of one. Nothing is left to
+  # tune; the thread that tunes sleeps, and an iterator that is given up waits for it to wake.
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  return data.map(pictures, 2, deterministic=True).with_options(options)
 
 
 def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:
