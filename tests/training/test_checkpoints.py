@@ -10,7 +10,7 @@ import pytest
 
 from xe_retrieval import train
 from xe_retrieval.retrieval import embed
-from xe_retrieval.training import build, mesh, step
+from xe_retrieval.training import build, checkpoints, mesh, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 ONE = jax.devices()[:1]
@@ -137,3 +137,17 @@ def test_no_number_stops_before_it_reaches_a_checkpoint(config, tmp_path):
 def test_a_workdir_that_cannot_be_written(config):
   with pytest.raises(ValueError, match="the workdir /proc/runs cannot be written"):
     run(config, "/proc/runs")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_a_checksum_is_of_every_bit_and_of_no_sharding(dtype):
+  x = np.random.default_rng(0).standard_normal((8, 24, 3)).astype(jax.numpy.dtype(dtype))
+  whole = checkpoints._checksum(x)
+  four = mesh.make(jax.devices()[:4])
+  for spec in ((), ("data",), (None, "data")):
+    sharding = jax.sharding.NamedSharding(four, jax.sharding.PartitionSpec(*spec))
+    assert checkpoints._checksum(jax.device_put(x, sharding)) == whole
+  for byte in range(0, x.nbytes, 7):
+    x.view(np.uint8).reshape(-1)[byte] ^= 1
+    assert checkpoints._checksum(x) != whole
+    x.view(np.uint8).reshape(-1)[byte] ^= 1

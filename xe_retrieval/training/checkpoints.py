@@ -1,7 +1,7 @@
 """Orbax checkpoints: what evaluation needs (`model`) apart from what only training needs.
 
 Checkpoint n is the state after n steps. Batch n is a function of (seed, n), so the step is also
-the position in the data. `run` is JSON: position, best so far, config, and a fingerprint of every
+the position in the data. `run` is JSON: position, best so far, config, and a checksum of every
 array, by which a damaged checkpoint is told from a whole one.
 """
 
@@ -12,10 +12,10 @@ import time
 from concurrent import futures
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from xe_retrieval.training import processes
@@ -107,7 +107,9 @@ class Checkpoints:
     )
     restored = self._manager.restore(step, args=items)
     parts = {**restored["model"], **restored["training"]}
-    _verify(parts, restored["run"]["fingerprints"])
+    if "checksums" not in restored["run"]:
+      raise _Misfit("is from an earlier version, which is needed to go on from it")
+    _verify(parts, restored["run"]["checksums"])
     ema = parts.pop("learning", None)  # then `params` are their running mean
     return TrainState(**parts | ({"params": ema, "ema": parts["params"]} if ema else {}))
 
@@ -148,7 +150,7 @@ class Checkpoints:
       "position": step,  # in the data: the number of the next batch, counted from 0
       "best": None if best is None else {"step": best, BEST: measured[best]},
       "config": config,
-      "fingerprints": _fingerprints(model | training),
+      "checksums": _checksums(model | training),
     }
     items = ocp.args.Composite(
       model=ocp.args.StandardSave(model),
@@ -234,28 +236,41 @@ def _host_copy(tree):
   return jax.tree.map(np.array, tree)
 
 
-def _fingerprints(tree):
-  mixed = {name: _mix(x) for name, x in _flat(tree).items()}  # one program for each shape
-  return {name: int(value) for name, value in jax.device_get(mixed).items()}
+def _checksums(tree):
+  """{name: uint32}, another if any bit of the array is; the same in any sharding.
+
+  On the host: a first save, perhaps that of a machine about to be taken away, compiles nothing.
+  """
+  arrays = _flat(tree)
+  sums = np.array([_checksum(x) for x in arrays.values()], np.uint32)  # of what lies here
+  if jax.process_count() > 1:
+    sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
+  return dict(zip(arrays, sums.tolist(), strict=True))
+
+
+def _checksum(x):
+  if isinstance(x, np.ndarray):
+    return _weighted(x, x.shape, [slice(None)] * x.ndim)
+  shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+  return sum(_weighted(np.asarray(s.data), x.shape, s.index) for s in shards) % 2**32
+
+
+def _weighted(part, shape, index) -> int:
+  """Sum of bits, each element's times an odd number that tells its place in the whole array."""
+  place = np.zeros([], np.uint32)
+  for whole, here, size in zip(shape, index, part.shape, strict=True):
+    start = here.start or 0
+    place = place[..., None] * np.uint32(whole) + np.arange(start, start + size, dtype=np.uint32)
+  place *= 2
+  place += 1
+  place *= part.view(f"uint{8 * part.dtype.itemsize}")
+  return int(place.sum(dtype=np.uint32))
 
 
 def _verify(tree, expected):
-  for name, value in _fingerprints(tree).items():
+  for name, value in _checksums(tree).items():
     if expected.get(name) != value:
       raise OSError(f"{name} is not what was saved")
-
-
-@jax.jit
-def _mix(x):
-  """A uint32, another if any bit of x is; computed where it lies, the same in any sharding."""
-  if x.dtype == jnp.bool_:
-    x = x.astype(jnp.uint8)
-  bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
-  place = jnp.uint32(0)
-  for axis, size in enumerate(bits.shape):
-    place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-  bits = (bits ^ (place * jnp.uint32(0x9E3779B9))) * jnp.uint32(0x85EBCA6B)
-  return jnp.sum((bits ^ (bits >> 16)) * jnp.uint32(0xC2B2AE35), dtype=jnp.uint32)
 
 
 def _flat(tree):
