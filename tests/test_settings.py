@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from configs import cc, flickr8k, flickr8k_large_batch, quickstart
+from configs import cc, flickr8k, flickr8k_large, quickstart
 from tests.conftest import ROOT
 from xe_retrieval import losses, settings
 
@@ -26,7 +26,7 @@ def test_the_papers_recipe_to_the_letter():
 
 @pytest.mark.parametrize("loss", losses.names())
 def test_every_loss_is_a_valid_argument_of_every_config(loss):
-  for module in (cc, quickstart, flickr8k, flickr8k_large_batch):
+  for module in (cc, quickstart, flickr8k, flickr8k_large):
     settings.validate(module.get_config(loss))
 
 
