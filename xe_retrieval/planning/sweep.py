@@ -115,7 +115,9 @@ def plot(rows) -> Figure:
   for axes, title in ((speed, "Pairs per second, at most"), (memory, "Memory per chip (GiB)")):
     axes.set(xlabel="Chips", ylabel=title, xscale="log", yscale="log")
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    for axis in (axes.xaxis, axes.yaxis):
+      axis.set_minor_locator(ticker.NullLocator())
     axes.yaxis.set_major_formatter(
       ticker.FuncFormatter(lambda y, _: f"{y:,.0f}" if y >= 1 else f"{y:g}")
     )
