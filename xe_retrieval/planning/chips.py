@@ -40,8 +40,8 @@ CHIPS = {
   )
 }
 
-# Names that libtpu 0.0.42 describes. The step was compiled for v5e 2x2, 2x4, 4x8, 8x8 and 16x16, the
-# loss alone also for v4 2x2x1, v5p 4x4x4 and v6e 4x4. Others may work too.
+# Names that libtpu 0.0.42 describes. The step was compiled for v5e 2x2, 2x4, 4x8, 8x8 and 16x16,
+# the loss alone also for v4 2x2x1, v5p 4x4x4 and v6e 4x4. Others may work too.
 KNOWN = (
   *("v4:2x2x1", "v4:2x2x2", "v4:4x4x4", "v4:4x4x8", "v4:8x8x8"),
   *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
