@@ -2,7 +2,7 @@
 
   python -m benchmarks.data [--pictures=1024] [--repetitions=5] [--train]
 
-Repetitions alternate between the two sides; a ratio is of the fastest of each. --train also runs
+Repetitions alternate between the two; a ratio compares the fastest of each. --train also runs
 twelve steps of a ResNet-50 and prints how long it waited for data.
 """
 
@@ -19,26 +19,17 @@ import numpy as np
 from PIL import Image
 
 from configs import cc
+from xe_retrieval import main as training
 from xe_retrieval import prepare
-from xe_retrieval.data import pipeline, preparation, records, text
+from xe_retrieval.data import pipeline, tokenization
 from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.preparation import records
 
 THREADS = 2
 BATCH = 128
 WORDS = (
-  "a",
-  "the",
-  "of",
-  "in",
-  "on",
-  "with",
-  "and",
-  "man",
-  "woman",
-  "dog",
-  "beach",
-  "street",
-  "red",
+  *("a", "the", "of", "in", "on", "with", "and"),
+  *("man", "woman", "dog", "beach", "street", "red"),
 )
 
 
@@ -53,7 +44,7 @@ def main():
     directory = pathlib.Path(directory)
     name = make_data_set(directory, args.pictures)
     feed(name, str(directory), args.repetitions)
-    bring_in(directory, args.repetitions)
+    prepare_rate(directory, args.repetitions)
     if args.train:
       wait_for_data(name, str(directory))
 
@@ -62,18 +53,18 @@ def feed(name, directory, repetitions):
   """Rate of the pipeline over the rate of the decoder, 256-pixel JPEGs to 224-pixel crops."""
   source = pipeline.Source(name, directory, "train")
   captions = [c for record in source.captions() for c in record]
-  tokenizer = text.train(captions, 1_000, 32)
-  pictures = [source.picture(n) for n in range(len(source))]
+  tokenizer = tokenization.train(captions, 1_000, 32)
+  images = [source.image(n) for n in range(len(source))]
   rates = measure(
     {
-      "raw": lambda: decode_rate(pictures),
+      "raw": lambda: decode_rate(images),
       "random_resized_crop": lambda: pipeline_rate(source, tokenizer, "random_resized_crop"),
       "none": lambda: pipeline_rate(source, tokenizer, "none"),
       "tokens": lambda: timed(len(captions), lambda: tokenizer(captions)),
     },
     repetitions,
   )
-  size = np.mean([len(p) for p in pictures]) / 1024
+  size = np.mean([len(encoded) for encoded in images]) / 1024
   row(f"decoder alone, {THREADS} threads, {size:.0f} KB JPEGs", f"{rates['raw']:,.0f}/s")
   for augment in ("random_resized_crop", "none"):
     row(f"pipeline / decoder, {augment}", f"{rates[augment] / rates['raw']:.2f}", "≥ 0.85")
@@ -82,7 +73,7 @@ def feed(name, directory, repetitions):
   row("first batch from step 20,000", f"{seconds:.2f} s", "≤ 2 s")
 
 
-def bring_in(directory, repetitions):
+def prepare_rate(directory, repetitions):
   """Rate of `prepare` over that of reading the tar and decoding, 800 x 600 JPEGs, one process."""
   shard = make_shard(directory / "shard.tar", 200)
   work = directory / "work"
@@ -106,9 +97,7 @@ def bring_in(directory, repetitions):
 
 
 def wait_for_data(name, directory):
-  """Milliseconds per step that a ResNet-50 training waits for its batch."""
-  from xe_retrieval import train
-
+  """Milliseconds per step that the training of a ResNet-50 waits for its batch."""
   config = cc.get_config("cross_example_softmax")
   config.steps, config.batch_size, config.log_every = 12, 16, 1
   config.eval_every = config.checkpoint_every = 1_000
@@ -117,7 +106,7 @@ def wait_for_data(name, directory):
   config.text.layers, config.text.width, config.text.heads, config.text.mlp = 2, 128, 2, 512
   workdir = pathlib.Path(directory) / "run"
   with contextlib.redirect_stdout(io.StringIO()):
-    train.train(config, workdir)
+    training.train(config, workdir)
   lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
   steps = [line for line in lines if "data_wait_ms" in line][2:]  # the first two compile
   wait, share = (np.array([s[k] for s in steps]) for k in ("data_wait_ms", "data_wait_share"))
@@ -126,7 +115,7 @@ def wait_for_data(name, directory):
 
 
 def pipeline_rate(source, tokenizer, augment):
-  """In the midst of training: the buffers are as full at the end as at the start."""
+  """Images per second in the steady state: the buffers are full at the start and at the end."""
   config = cc.get_config()
   config.batch_size, config.data.augment = BATCH, augment
   batches, count = pipeline.train_batches(source, tokenizer, config), 2 * len(source) // BATCH
@@ -137,11 +126,11 @@ def pipeline_rate(source, tokenizer, augment):
   return rate
 
 
-def decode_rate(pictures):
-  data = tf.data.Dataset.from_tensor_slices(pictures)
+def decode_rate(images):
+  data = tf.data.Dataset.from_tensor_slices(images)
   data = data.map(lambda e: tf.io.decode_jpeg(e, channels=3), THREADS)
   data = data.repeat(2).with_options(_two_threads())
-  return timed(2 * len(pictures), lambda: data.reduce(0, lambda n, _: n + 1).numpy())
+  return timed(2 * len(images), lambda: data.reduce(0, lambda n, _: n + 1).numpy())
 
 
 def first_batch(source, tokenizer, start):
@@ -161,7 +150,7 @@ def read_and_decode(shard):
 
 
 def measure(functions, repetitions):
-  """The best of each, in turns."""
+  """The best rate of each function, called in turns."""
   rates = {name: [] for name in functions}
   for _ in range(repetitions):
     for name, function in functions.items():
@@ -180,7 +169,7 @@ def row(name, value, target=""):
 
 
 def make_data_set(directory, count):
-  """`count` pictures of 256 x 256 with captions of ten words, prepared."""
+  """Prepares `count` images of 256 x 256 with captions of ten words."""
   random = np.random.default_rng(0)
   (directory / "photos").mkdir()
   lines = ["image\tcaption"]
@@ -190,12 +179,12 @@ def make_data_set(directory, count):
   (directory / "table.tsv").write_text("\n".join(lines))
   job = prepare.table(str(directory / "table.tsv"), str(directory / "photos"), "benchmark")
   shares = (("train", 0.9), ("validation", 0.1))
-  preparation.run(job, directory, records.Options(max_side=256, shares=shares))
+  prepare.prepare(job, directory, records.Options(max_side=256, shares=shares))
   return "captions/benchmark"
 
 
 def make_shard(path, count):
-  """A tar as img2dataset writes it."""
+  """A tar in the layout of img2dataset."""
   with tarfile.open(path, "w") as tar:
     for n, encoded in enumerate(photos(np.random.default_rng(1), count, 600, 800)):
       meta = json.dumps({"caption": f"caption {n}", "url": "https://example.com", "key": str(n)})
@@ -207,7 +196,7 @@ def make_shard(path, count):
 
 
 def photos(random, count, height, width):
-  """JPEGs with the detail of photos: noise from coarse to fine, cut from a large one."""
+  """JPEGs with the detail of photos: crops of noise from coarse to fine."""
   large = np.full((height + 256, width + 256, 3), 128, np.float32)
   for octave in range(2, 10):
     noise = random.normal(size=(2**octave, 2**octave, 3)).astype(np.float32)

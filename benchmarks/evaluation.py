@@ -37,7 +37,7 @@ def precision(size=4096, repeats=3):
 
 def ranks(images=1_000_000, queries=2048, repeats=2):
   """Exact ranks among a million images against matrix product + argpartition."""
-  from xe_retrieval.retrieval import ranks
+  from xe_retrieval.evaluation import ranks
 
   image, text = _unit(images, 0), _unit(queries, 1)
   own = np.arange(queries)
@@ -94,16 +94,15 @@ def _embedding(title, config, images, batch, repeats):
 
   import jax
 
+  from xe_retrieval import model as models
   from xe_retrieval.data import pipeline
-  from xe_retrieval.retrieval import embed
   from xe_retrieval.towers import dual_encoder
-  from xe_retrieval.training import step
 
   with tempfile.TemporaryDirectory() as directory:
     source = pipeline.Source(f"shapes/{images}", directory, "train")
     model = dual_encoder.from_config(config)
-    variables = step.init_variables(config, model)
-    encoder = embed.Encoder(config, model, variables, None, batch=batch)
+    variables = dual_encoder.init(config, model)
+    encoder = models.Encoder(config, model, variables, None, batch=batch)
     pixels = np.zeros((batch, config.image.size, config.image.size, 3), np.uint8)
     tower = jax.jit(lambda v, x: model.apply(v, x, method="embed_image"))
     ways = {
@@ -125,7 +124,7 @@ def _average_precision(name, size):
   """Seconds, MiB over the embeddings, and the area; in a process of its own."""
   from sklearn import metrics
 
-  from xe_retrieval.retrieval import precision_recall
+  from xe_retrieval.evaluation import precision_recall
 
   text, image, own = _unit(size, 1), _unit(size, 0), np.arange(size)
   text = text + image
@@ -142,7 +141,7 @@ def _average_precision(name, size):
 
 def _exact_ranks(queries, images):
   """Seconds and MiB over the embeddings; in a process of its own."""
-  from xe_retrieval.retrieval import ranks
+  from xe_retrieval.evaluation import ranks
 
   text, image, own = _unit(queries, 2), _unit(images, 0), np.arange(queries)
   ranks.text_to_image(text[:512], image[:512], own[:512])  # imports, starts the threads of BLAS

@@ -1,14 +1,14 @@
-"""Kills training over and over, and looks whether anything was lost.
+"""Kills training over and over and checks that nothing is lost.
 
   python -m benchmarks.faults [--kills=200] [--at_once=2] [--seed=0] [--minutes=60]
 
-Runs of tiny towers are killed at random: SIGKILL in the middle of a save, at any step, while
-starting; SIGTERM and SIGINT. Each is started again in the same workdir until it is done, then comes
-the next one. Each life begins with a look at every checkpoint that calls itself whole: all its
-bytes are compared with that step of a run which was never stopped. So are those at the end.
+Runs with tiny towers are killed at random: SIGKILL during a save, at any step, during startup;
+SIGTERM and SIGINT. Each run is restarted in the same workdir until it finishes, then the next one
+begins. At the start of each process and at the end, every finished checkpoint is compared, byte by
+byte, with that step of a run that was never stopped.
 
-A process costs seconds to start: so one imports what it can once, without touching a device, and
-all lives are forks of it. (TensorFlow starts threads when it is imported, which a fork lacks.)
+Processes are forks of one that has imported all libraries but TensorFlow, whose threads would not
+survive a fork.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 
-import flax.linen  # noqa: F401  for the forks, as what follows
+import flax.linen  # noqa: F401  for the forks, like those below
 import jax
 import optax  # noqa: F401
 import orbax.checkpoint  # noqa: F401
@@ -44,7 +44,7 @@ def main():
   parser.add_argument("--kills", type=int, default=200)
   parser.add_argument("--at_once", type=int, default=2)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--minutes", type=float, default=60, help="no more kills after this time")
+  parser.add_argument("--minutes", type=float, default=60, help="stop after this time")
   parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
   args = parser.parse_args()
   globals()["STEPS"] = args.steps
@@ -56,9 +56,9 @@ def main():
     jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    _live(root / "reference", _train, _config(root, every=1, keep=STEPS))
+    _run(root / "reference", _train, _config(root, every=1, keep=STEPS))
     reference = _found(root / "reference")
-    print(f"a run of {STEPS} steps that was never stopped: {time.time() - began:.0f} s", flush=True)
+    print(f"reference run of {STEPS} steps: {time.time() - began:.0f} s", flush=True)
     share = [
       args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
     ]
@@ -75,20 +75,26 @@ def main():
 
 
 def _worker(root, kills, seed, until, reference):
-  """So many kills, one after the other, unless time is up; writes results.json."""
+  """Kills `kills` times, or until time is up; writes results.json."""
   root.mkdir()
   draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
-  out = {"killed": dict.fromkeys(KINDS, 0), "runs": 0, "unusable": [], "half": [], "different": []}
+  out = {
+    "killed": dict.fromkeys(KINDS, 0),
+    "runs": 0,
+    "unusable": [],
+    "partial": [],
+    "different": [],
+  }
   more = lambda: sum(out["killed"].values()) < kills and time.time() < until  # noqa: E731
   while more():
     workdir = root / f"run_{out['runs']}"
     done, found = False, {}
     while not done and more():
       kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-      status = _one_life(workdir, config, kind, draw)
+      status = _run_and_kill(workdir, config, kind, draw)
       found = _found(workdir)
       wrong = {f"{workdir.name}/{n}" for n in found if found[n] != reference[n]}
-      out["half"] = sorted({*out["half"], *wrong})
+      out["partial"] = sorted({*out["partial"], *wrong})
       if status == "killed":
         out["killed"][kind] += 1
       elif status != "done":
@@ -98,7 +104,7 @@ def _worker(root, kills, seed, until, reference):
       print(".", end="", flush=True)
     out["runs"] += 1
     if not done and not out["unusable"]:
-      status = _one_life(workdir, config, None, draw)  # the last one lives to its end
+      status = _run_and_kill(workdir, config, None, draw)  # to the end, without a kill
       if status != "done":
         out["unusable"].append(f"{workdir.name}: {status}\n{_log(workdir)}")
       found = _found(workdir)
@@ -107,8 +113,8 @@ def _worker(root, kills, seed, until, reference):
   (root / "results.json").write_text(json.dumps(out))
 
 
-def _one_life(workdir, config, kind, draw):
-  """Trains in a fork, and kills it in the way named: 'killed', 'done' or what went wrong."""
+def _run_and_kill(workdir, config, kind, draw):
+  """Trains in a fork and kills it -> "killed", "done" or an error."""
   before = _lines(workdir)
   pid = _fork(lambda: _train(workdir, config), workdir)
   number = getattr(signal, kind) if kind and kind.startswith("SIG") else signal.SIGKILL
@@ -144,34 +150,35 @@ def _one_life(workdir, config, kind, draw):
 
 
 def _train(workdir, config):
-  """Tells what it finds, trains, and tells what there is then."""
-  from xe_retrieval import train
+  """Trains; before and after, writes a digest of every checkpoint."""
+  from xe_retrieval import main
 
   if (workdir / "checkpoints").exists():
     _digest(workdir)
-  train.train(config, workdir, jax.devices()[:1])
+  main.train(config, workdir, jax.devices()[:1])
   _digest(workdir)
 
 
 def _digest(workdir):
-  """A line for every checkpoint that calls itself whole: step, sha256 of all bytes of the state."""
-  from xe_retrieval import settings
-  from xe_retrieval.training import build, mesh
+  """Appends a line for every finished checkpoint: step, sha256 of the state."""
+  from xe_retrieval import config as config_lib
+  from xe_retrieval.data import mesh
+  from xe_retrieval.training import step
   from xe_retrieval.training.checkpoints import Checkpoints
 
-  config = settings.from_json((workdir / "config.json").read_text())
-  like = build.build(config, mesh.make(jax.devices()[:1])).state
+  config = config_lib.from_json((workdir / "config.json").read_text())
+  like = step.build(config, mesh.make(jax.devices()[:1])).state
   saved = Checkpoints(workdir, read_only=True)
-  for step in saved._manager.all_steps():
+  for n in saved._manager.all_steps():
     digest = hashlib.sha256()
-    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(step, like))):
+    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(n, like))):
       digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
     with workdir.with_suffix(".digests").open("a") as file:
-      file.write(f"{step} {digest.hexdigest()}\n")
+      file.write(f"{n} {digest.hexdigest()}\n")
 
 
 def _found(workdir):
-  """{step: digest} of what the lives have told so far; of a step that differed once, that one."""
+  """{step: digest}; several digests, joined, if that of a step has ever differed."""
   path = workdir.with_suffix(".digests")
   lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
   return {step: " ".join(sorted({d for s, d in lines if s == step})) for step, _ in lines}
@@ -182,7 +189,7 @@ def _config(root, every, keep):
   config.steps, config.batch_size = STEPS, 16
   config.data.name, config.data.dir = "shapes/64", str(root / "data")
   config.text.layers, config.text.width, config.text.heads, config.text.mlp = 1, 16, 2, 16
-  config.text.dropout = 0.1  # so that the state of the random numbers counts
+  config.text.dropout = 0.1  # so that the random state matters
   config.image.size, config.image.stem_width = 16, 8
   config.image.depths, config.image.widths = (1,), (16,)
   config.embedding_dim, config.ema_decay = 8, 0.9
@@ -191,8 +198,8 @@ def _config(root, every, keep):
   return config
 
 
-def _live(workdir, function, *arguments):
-  """Runs in a fork, to the end."""
+def _run(workdir, function, *arguments):
+  """Runs a function in a fork and waits for it."""
   status = os.waitstatus_to_exitcode(
     os.waitpid(_fork(lambda: function(workdir, *arguments), workdir), 0)[1]
   )
@@ -253,8 +260,8 @@ def _report(results, seconds):
   print(", ".join(f"{count} {kind}" for kind, count in killed.items()))
   wrong = {
     "unusable workdirs": "unusable",
-    "half checkpoints taken for whole": "half",
-    "ends with other bytes": "different",
+    "partial checkpoints taken for finished ones": "partial",
+    "final states with other bytes": "different",
   }
   for name, field in wrong.items():
     found = [x for r in results for x in r[field]]

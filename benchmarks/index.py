@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from xe_retrieval.retrieval import index as indexes
+from xe_retrieval.search import nearest, scann_index
 
 WIDTH, K, TARGET = 128, 10, 0.97
 
@@ -31,8 +31,7 @@ def main():
 def compare(kind, count, asked):
   vectors, queries = draw(kind, count, asked)
   sample, queries = queries[::2], queries[1::2]
-  exact = indexes.build(vectors, kind="exact")
-  truth, sample_truth = exact.search_rows(queries, K)[0], exact.search_rows(sample, K)[0]
+  truth, sample_truth = (nearest.nearest(vectors, q, K)[0] for q in (queries, sample))
   print(f"{kind}: {count:,} × {WIDTH}, ten nearest of {len(queries):,} queries", flush=True)
   print(f"  {'':22}{'build':>9}{'queries/s':>12}{'× NumPy':>9}{'median':>9}{'recall@10':>11}")
   ways = {"NumPy": (0.0, lambda: brute_force(vectors, queries))}
@@ -48,15 +47,15 @@ def compare(kind, count, asked):
     speed = len(queries) / min(seconds[name])
     best = min(seconds["NumPy"]) / min(seconds[name])
     paired = np.median(np.divide(seconds["NumPy"], seconds[name]))
-    recall = indexes.overlap(found[name], truth)
+    recall = scann_index.overlap(found[name], truth)
     row = f"{build:7.1f} s{speed:12,.0f}{best:9.1f}{paired:9.1f}{recall:11.4f}"
     print(f"  {name:22}{row}", flush=True)
 
 
 def ours(vectors, sample, queries):
   start = time.perf_counter()
-  index = indexes.build(vectors, kind="scann", queries=sample)
-  return time.perf_counter() - start, lambda: index.search_rows(queries, K)[0]
+  index = scann_index.build(vectors, queries=sample)
+  return time.perf_counter() - start, lambda: index.search(queries, K)[0]
 
 
 def faiss_ways(vectors, sample, truth, queries):
@@ -89,7 +88,7 @@ def _tune(settings, field, sample, truth, most, index=None):
   value = 10
   while value < most:
     setattr(settings, field, value)
-    if indexes.overlap((index or settings).search(sample, K)[1], truth) >= TARGET:
+    if scann_index.overlap((index or settings).search(sample, K)[1], truth) >= TARGET:
       break
     value = int(value * 1.25) + 1
   return f" {field}={value}"

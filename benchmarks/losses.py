@@ -1,10 +1,10 @@
-"""The losses beside what one would use instead: time, memory, compilation, each as a ratio.
+"""The losses against plain JAX, lax.top_k and open_clip: time, memory, compilation.
 
   python -m benchmarks.losses [--out=losses.json] [--only=compile,top_k]
 
-Everything is forward + backward on random pairs, D = 128, float32. Each measurement is a process of
-its own; rivals take turns and the best of their rounds counts: a busy machine disturbs both alike.
-open_clip's losses need `pip install torch open_clip_torch`; without it they are left out.
+Everything is forward + backward on random pairs, D = 128, float32. Each measurement runs in its own
+process; competitors alternate and the best round of each counts, so that a busy machine affects
+both alike. open_clip's losses need `pip install torch open_clip_torch`, else they are left out.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main():
 
 
 def against_dense(n=16_384):
-  """Cross-example softmax and the same written down plainly."""
+  """Cross-example softmax against the obvious implementation in JAX."""
   ours, plain = rounds(
     [job("cross_example_softmax", n), job("cross_example_softmax", n, "naive")], 3
   )
@@ -53,7 +53,7 @@ def against_dense(n=16_384):
 
 
 def against_top_k(n=4_096):
-  """Mining and the same with lax.top_k."""
+  """Negative mining against lax.top_k."""
   name = "cross_example_negative_mining"
   mining, softmax = rounds([job(name, n), job("cross_example_softmax", n)], 3)
   top_k = run(job(name, n, "top_k", steps=1))
@@ -63,17 +63,17 @@ def against_top_k(n=4_096):
 
 
 def large(n=65_536):
-  """More pairs than 32 bits count."""
+  """More pairs than an int32 can count."""
   figures = run(job("cross_example_negative_mining", n, steps=1))
   yield row(f"cross-example negative mining, N={n:,}", figures["seconds"], "s")
   yield row("  temporaries", figures["temporaries"], "MiB", "< 1024")
-  yield row("  peak of the process beyond its start", figures["peak"], "MiB", "< 1024")
+  yield row("  growth of the process's peak memory", figures["peak"], "MiB", "< 1024")
 
 
 def against_open_clip(*sizes):
-  """open_clip's losses in PyTorch and ours, value for value."""
+  """open_clip's losses in PyTorch; their values must equal ours."""
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("open_clip"):
-    print("open_clip: left out, for torch or open_clip_torch is not installed")
+    print("open_clip: left out because torch or open_clip_torch is not installed")
     return
   for n in sizes:
     for name, theirs in (("symmetric", "ClipLoss"), ("sigmoid", "SigLipLoss")):
@@ -86,7 +86,7 @@ def against_open_clip(*sizes):
 
 
 def over_devices(devices=8):
-  """What a device holds when the batch is spread: its strips and the gathered columns."""
+  """Memory of a device when the batch is sharded: its strips and the gathered columns."""
   for n in (65_536, 262_144):
     figures = run(job("cross_example_softmax", n, steps=0, devices=devices))
     yield row(f"N={n:,} over {devices} devices, temporaries of each", figures["temporaries"], "MiB")
@@ -95,7 +95,7 @@ def over_devices(devices=8):
 
 
 def compilation(n=4_096, others=(1_000, 65_536)):
-  """Every loss: time of a step, longest time to compile of three sizes, compilations in all."""
+  """Every loss: time of a step, longest compilation of three sizes, number of compilations."""
   from xe_retrieval import losses
 
   for name in losses.names():
@@ -126,7 +126,7 @@ def job(name, n, implementation="streaming", steps=3, devices=0):
 
 
 def rounds(jobs, count):
-  """The jobs in turn, `count` times; of each its best time and its largest memory."""
+  """Runs the jobs alternately, `count` times; best time and largest memory of each."""
   results = [[run(job) for job in jobs] for _ in range(count)]
   return [
     {**some[0], "seconds": min(r["seconds"] for r in some), "peak": max(r["peak"] for r in some)}
@@ -135,7 +135,7 @@ def rounds(jobs, count):
 
 
 def run(job):
-  """Measures in a process of its own."""
+  """Measures in a new process."""
   command = [sys.executable, "-m", "benchmarks.losses", "--job", json.dumps(job)]
   return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
@@ -182,7 +182,7 @@ def measure_torch(name, text, image, steps):
   import torch
 
   location = importlib.util.find_spec("open_clip").submodule_search_locations[0]
-  # The module alone: the package around it asks for torchvision.
+  # Only this module: importing the package would need torchvision.
   spec = importlib.util.spec_from_file_location("open_clip_loss", f"{location}/loss.py")
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
@@ -201,13 +201,13 @@ def measure_torch(name, text, image, steps):
 
 
 def timed(step, steps):
-  """Best time of some steps (for a second at least), and how far memory rose meanwhile.
+  """Best time of at least `steps` steps and one second, and the growth of peak memory.
 
-  The first step is left out of the times unless one is all that is asked for.
+  The first step is not counted unless it is the only one.
   """
   if not steps:
     return dict(seconds=0.0, peak=0.0, value=0.0)
-  pathlib.Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+  pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
   before = memory("VmRSS")
   times = []
   while len(times) < steps + (steps > 1) or sum(times) < 1:

@@ -1,25 +1,32 @@
-"""How often nonsense and foreign queries are told that nothing is relevant, at equal recall.
+"""How often queries that no image answers are told that nothing is relevant, and what that costs.
 
   python -m benchmarks.nothing_relevant [WORKDIR …] [--data_dir=datasets]
 
-Each model searches the images of its data set's test split. Its threshold is the one that gives it
-the stated recall there, so all models find equally much of what is there; and recall is counted in
-two ways. `captions`: the share of captions that get an image of which they are true. `pairs`: the
-share of captions that get the very image they were written for, which is out of reach of any model
-where a caption is vague. Then queries are asked that no image answers: 500 of made-up words, 500
-about what no drawn scene shows. The share that gets no result should be high for these.
+Each evaluated model searches the images of its data set's test split for
+  random    500 queries of one to four made-up or randomly chosen English words
+  foreign   40 sentences in ten other languages
+  far-off   64 queries about what photos of daily life or drawn scenes do not show
+  absent    500 test captions while their own image is not in the collection; others may still be
+            relevant, so this one is for information
+and is asked at the default cut (probability 0.5), and at the log-odds that return a stated share of
+the test captions' own images, with and without the familiarity of the query. `cost` is the share of
+test captions that lose all of their results to the familiarity.
 """
 
 import argparse
-import functools
 import random
 
 import numpy as np
 
-import xe_retrieval
+from xe_retrieval import model as models
+from xe_retrieval.calibration import artifact
+from xe_retrieval.calibration.calibrator import Queries
+from xe_retrieval.data import pipeline
+from xe_retrieval.evaluation import embedded
+from xe_retrieval.training import features
 
 RUNS = ("sampled_softmax", "cross_example_softmax")
-RECALLS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9)
+RECALLS = (0.5, 0.7)
 
 
 def main():
@@ -30,73 +37,105 @@ def main():
   parser.add_argument("workdirs", nargs="*", default=default)
   parser.add_argument("--data_dir", default="")
   args = parser.parse_args()
-  for way in ("captions", "pairs"):
-    print(f"recall of {way:28}{'recall':>8}{'threshold':>11}{'made-up':>9}{'foreign':>9}")
-    shares = {}
-    for workdir in args.workdirs:
-      for recall, threshold, *told in measure(workdir, args.data_dir, way):
-        name = workdir.rstrip("/").rpartition("/")[2]
-        row = "".join(f"{100 * x:9.1f}" for x in told)
-        print(f"  {name:36}{100 * recall:8.0f}{threshold:11.3f}{row}", flush=True)
-        shares.setdefault(recall, []).append(np.mean(told))
-    if len(args.workdirs) == 2:
-      for recall, (first, second) in shares.items():
-        print(f"  at recall {100 * recall:.0f}: {100 * first:.1f} % → {100 * second:.1f} %")
+  print(f"{'refused (%)':34}{'cut':>22}" + "".join(f"{n:>9}" for n in (*SETS, "absent", "cost")))
+  for workdir in args.workdirs:
+    name = "/".join(workdir.rstrip("/").split("/")[-2:])
+    for cut, told in measure(workdir, args.data_dir):
+      print(f"{name:34}{cut:>22}" + "".join(f"{100 * x:9.1f}" for x in told), flush=True)
 
 
-@functools.cache
-def scores(workdir, data_dir):
-  """-> best score of each foreign query, by kind; of each caption, with what it is true of; own."""
-  from xe_retrieval.data import pipeline
-  from xe_retrieval.retrieval import embed
+def measure(workdir, data_dir):
+  """Yields (name of the cut, share refused of each set, and the cost)."""
+  encoder = models.restore(workdir)
+  calibration = artifact.read(workdir, encoder.fingerprint())
+  if calibration is None:
+    raise SystemExit(f"{workdir} is not evaluated: python -m xe_retrieval.evaluate --workdir=…")
+  config, meaning = encoder.config, calibration.best
+  source = pipeline.Source(config.data.name, data_dir or config.data.dir, "test")
+  config.data.dir = data_dir or config.data.dir
+  pairs = embedded.embed(encoder, source, features.of(encoder, source))
+  scores = pairs.text @ pairs.image.T  # [Q, M]
+  own = scores[np.arange(len(scores)), pairs.image_of_text]
+  absent = scores[:500].copy()
+  absent[np.arange(len(absent)), pairs.image_of_text[:500]] = -1
+  known = calibration.queries(pairs.text, pairs.features)
+  asked = {}  # name -> best score of each query, what is known of it
+  for name, queries in SETS.items():
+    tower = encoder.text_features(queries)
+    text = encoder.project_text(tower)
+    asked[name] = (text @ pairs.image.T).max(axis=1), calibration.queries(text, tower)
+  asked["absent"] = absent.max(axis=1), known[:500]
+  best = scores.max(axis=1)
 
-  model = xe_retrieval.load(workdir)
-  directory = data_dir or model.config.data.dir
-  source = pipeline.Source(model.config.data.name, directory, "test")
-  pairs = embed.embed(embed.restore(workdir), source)
-  own = np.einsum("qd,qd->q", pairs.text, pairs.image[pairs.image_of_text])
-  relevant = pairs.relevant(np.arange(len(pairs.text)))  # bool [Q, M]
-  true = np.where(relevant, pairs.text @ pairs.image.T, -1).max(axis=1)
-  best = [(model.embed_text(q) @ pairs.image.T).max(axis=1) for q in (made_up(500), foreign(500))]
-  return best, {"captions": true, "pairs": own}
+  def logits(score, queries, familiar):
+    if not familiar:
+      queries = Queries(queries.level, queries.spread, np.full(len(queries), np.inf))
+    return meaning.calibrator.logit(score[:, None], queries)[:, 0]
+
+  for familiar in (False, True):
+    default = meaning.cut(len(pairs.image)).logit
+    cuts = {"probability 0.5": default}
+    for recall in RECALLS:
+      cuts[f"recall {recall}"] = np.quantile(logits(own, known, familiar), 1 - recall)
+    for name, cut in cuts.items():
+      told = [np.mean(logits(*one, familiar) < cut) for one in asked.values()]
+      lost = (logits(best, known, False) >= cut) & (logits(best, known, True) < cut)
+      yield name + (" + familiar" if familiar else ""), [*told, lost.mean() if familiar else 0.0]
 
 
-def measure(workdir, data_dir, way):
-  """Yields recall, threshold and the two shares."""
-  best, found = scores(workdir, data_dir)
-  for recall in RECALLS:
-    threshold = np.quantile(found[way], 1 - recall)
-    yield recall, threshold, *(float(np.mean(b < threshold)) for b in best)
+def _random_queries(count=500):
+  """Half of made-up words, half of English words that mean nothing together."""
+  draw, letters = random.Random(0), "abcdefghijklmnopqrstuvwxyz"
+  made_up = lambda: "".join(draw.choices(letters, k=draw.randint(3, 9)))  # noqa: E731
+  out = []
+  for i in range(count):
+    word = made_up if i % 2 else lambda: draw.choice(_WORDS)
+    out.append(" ".join(word() for _ in range(draw.randint(1, 4))))
+  return out
 
 
-def made_up(count):
-  """Two to six words of random letters."""
-  draw = random.Random(0)
-  letters = "abcdefghijklmnopqrstuvwxyz"
+_WORDS = """\
+abstract account alliance amendment annual appendix arbitrage asset audit bandwidth bishop bond
+budget bureau calculus capital clause coalition compiler consensus coupon credit currency debt
+decree deduction democracy deposit dialect dividend doctrine elasticity embargo entropy equation
+equity ethics exponent export faculty footnote forecast franchise fraud gradient grammar grant
+guild hypothesis idiom import inflation injunction integral interest invoice jargon judge kernel
+ledger lemma liability liquidity logic loophole manifesto margin matrix merger metaphor mortgage
+motive nihilism notation nuance oath obligation opinion paradox patent payroll pension phoneme
+policy premium preface prologue proof protocol quorum quota ratio rebate referendum refund
+regime remedy royalty rumour sanction semantics stanza statute subsidy surplus syllable syntax
+tariff tax tenure theorem thesis tribunal verdict veto voucher vowel warranty yield""".split()  # noqa: SIM905 a list of quoted words would fill a page
 
-  def word():
-    return "".join(draw.choices(letters, k=draw.randint(3, 9)))
+_FOREIGN = """\
+un chien court dans l'herbe|deux enfants jouent au ballon|une voiture rouge|le chat dort
+ein hund läuft über die wiese|zwei kinder spielen ball|ein rotes auto|die katze schläft
+un perro corre por la hierba|dos niños juegan a la pelota|un coche rojo|el gato duerme
+un cane corre nell'erba|due bambini giocano a palla|una macchina rossa|il gatto dorme
+um cachorro corre na grama|duas crianças brincam com bola|um carro vermelho|o gato dorme
+een hond rent door het gras|twee kinderen spelen met een bal|een rode auto|de kat slaapt
+pies biegnie po trawie|dwoje dzieci gra w piłkę|czerwony samochód|kot śpi
+собака бежит по траве|двое детей играют в мяч|красная машина|кошка спит
+犬が草の上を走る|二人の子供がボールで遊ぶ|赤い車|猫が寝ている
+一只狗在草地上奔跑|两个孩子在玩球|一辆红色的汽车|猫在睡觉""".replace("\n", "|").split("|")
 
-  return [" ".join(word() for _ in range(draw.randint(2, 6))) for _ in range(count)]
+_FAR = """\
+quarterly report|error 404 page not found|how to bake bread|stock market crash of 1929
+the meaning of life|invoice 2024|president of france|terms and conditions|privacy policy
+reset my password|proof of fermat's last theorem|weather forecast for tomorrow|tax return
+def main(): print(x)|select * from users|import numpy as np|http 500 internal server error
+lorem ipsum dolor sit amet|asdf qwer zxcv|aaaaaaaa|!!!???|0123456789|e = mc squared
+the french revolution|quantum chromodynamics|supply and demand|annual general meeting
+minutes of the last meeting|curriculum vitae|bank statement|exchange rate euro dollar
+interest rates rise again|unemployment figures|parliamentary election results|supreme court ruling
+definition of entropy|synonyms of happy|past tense of go|translate this sentence|seven times eight
+square root of two|boiling point of water|atomic number of carbon|speed of light in vacuum
+dna replication|photosynthesis equation|plate tectonics theory|big bang cosmology|dark matter
+opening hours|phone number of the pharmacy|cancel my subscription|track my parcel|promo code
+software licence agreement|version 2.0 release notes|null pointer exception|segmentation fault
+out of memory|merge conflict in main|unit test failed|deploy to production|rate limit exceeded
+two factor authentication|end of file""".replace("\n", "|").split("|")
 
-
-def foreign(count):
-  """Sentences about the world, in which there is no shape, colour, size or place of the scenes."""
-  draw = random.Random(0)
-  who = (
-    "two dogs", "a horse", "three children", "an old fisherman", "the orchestra", "a ginger cat",
-    "a steam train", "our neighbour", "four tourists", "a surgeon", "the football team", "a bee",
-  )  # fmt: skip
-  does = (
-    "running", "asleep", "eating soup", "playing chess", "waiting for the bus", "reading a letter",
-    "crossing the river", "repairing a bicycle", "singing", "looking at the sea",
-  )  # fmt: skip
-  where = (
-    "on a beach", "in a crowded market", "under the bridge", "near the airport", "during a storm",
-    "behind the church", "in the kitchen", "on a snowy mountain", "at a wedding", "in the rain",
-  )  # fmt: skip
-  every = [f"{a} {b} {c}" for a in who for b in does for c in where]
-  return draw.sample(every, count)
+SETS = {"random": _random_queries(), "foreign": _FOREIGN, "far-off": _FAR}
 
 
 if __name__ == "__main__":

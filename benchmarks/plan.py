@@ -1,14 +1,14 @@
-"""What xe_retrieval.plan predicts, against counts by hand and against measurements on a CPU.
+"""Predictions of xe_retrieval.plan against counts by hand and measurements on a CPU.
 
   python -m benchmarks.plan [--only=flops,memory,mining]
   python -m benchmarks.plan --only=table,million     # needs libtpu; a step compiles for minutes
 
 flops    the paper's towers at full size: FLOPs of the compiled step against a count by hand.
-memory   the same step: predicted bytes against the peak of a process that takes it.
-mining   how often the loops of exact mining run whose length depends on the scores; what the
-         planner takes for it is costs.MEASURED_TRIPS.
+memory   the same step: predicted bytes against the peak of a process that runs it.
+mining   trip counts of the loops of exact mining, which depend on the scores; the planner assumes
+         costs.MEASURED_TRIPS.
 table    configs/cc.py for three sizes of a pod and three losses: batch 512 as it is, and 32,768 in
-         bfloat16 with the streaming loss, 128 pairs per chip at a time.
+         bfloat16 with the streaming loss, in micro-batches of 128 pairs per chip.
 million  the loss alone at batch 1,048,576 on 256 chips.
 """
 
@@ -27,9 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.train import paper, random_batch
-from xe_retrieval.losses import pairs, selection
+from xe_retrieval.data import mesh
+from xe_retrieval.losses import pair_scores, selection
 from xe_retrieval.planning import chips, costs, plans
-from xe_retrieval.training import build, mesh
+from xe_retrieval.training import step
 
 BATCH = 4
 
@@ -39,13 +40,13 @@ def main():
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--only", default="flops,memory,mining")
-  parser.add_argument("--cache", default="", help="where compiled programs are kept; else nowhere")
+  parser.add_argument("--cache", default="", help="directory to keep compiled programs in")
   args = parser.parse_args()
   if "XE_MEMORY" in os.environ:
     return print(_peak())
   with tempfile.TemporaryDirectory() as nowhere:
     os.environ["XDG_CACHE_HOME"] = args.cache or nowhere
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{args.cache or nowhere}/jax"  # of both children
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{args.cache or nowhere}/jax"  # of both subprocesses
     for name in args.only.split(","):
       parts = {"flops": flops, "memory": memory, "mining": mining}
       (parts | {"table": table, "million": million})[name]()
@@ -94,13 +95,13 @@ def memory():
 
 
 def _peak():
-  """Bytes that state, batch and one step take, beyond what the process held before."""
-  built = build.build(config(), mesh.make(jax.devices()[:1]))
+  """Peak bytes of state, batch and one step, above those of the process before."""
+  built = step.build(config(), mesh.make(jax.devices()[:1]))
   compiled = built.lower().compile()
   gc.collect()
-  ctypes.CDLL(None).malloc_trim(0)  # what compiling needed
+  ctypes.CDLL(None).malloc_trim(0)  # return what compiling used
   before = _status("VmRSS")
-  pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+  pathlib.Path("/proc/self/clear_refs").write_text("5")  # reset the peak
   zeros = lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding)  # noqa: E731
   state = jax.tree.map(zeros, built.state)
   batch = jax.device_put(random_batch(config()), mesh.rows(mesh.make(jax.devices()[:1])))
@@ -114,7 +115,7 @@ def _status(name):
 
 
 def mining():
-  """One device; the selection's loops are wrapped, so that each round is seen."""
+  """On one device, with the selection's loops wrapped to count their trips."""
   for name, (text, image) in _embeddings(4_096).items():
     trips = _trips(text, image)
     print(f"mining, N = 4,096, {name}: " + ", ".join(f"{k} {v}" for k, v in trips.items()))
@@ -122,7 +123,7 @@ def mining():
 
 
 def _trips(text, image):
-  """Scope of a loop -> how often it ran."""
+  """Scope of a loop -> trip count."""
   seen = collections.Counter()
   plain = selection.lax.while_loop, selection.lax.fori_loop
 
@@ -140,7 +141,7 @@ def _trips(text, image):
   selection.lax.while_loop = lambda test, body, start: plain[0](test, counted(body, name()), start)
   selection.lax.fori_loop = lambda a, b, body, start: plain[1](a, b, counted(body, name()), start)
   ids = (jnp.arange(len(text), dtype=jnp.int32),)
-  x, y = 20 * pairs.normalize(text), pairs.normalize(image)
+  x, y = 20 * pair_scores.normalize(text), pair_scores.normalize(image)
   try:
     jax.block_until_ready(jax.jit(lambda: selection.kth_largest(x, y, ids, 0.5))())
     jax.block_until_ready(jax.jit(lambda: selection.kth_largest_of_rows(x[:256] @ y.T, 0.5))())
@@ -151,7 +152,7 @@ def _trips(text, image):
 
 
 def _embeddings(n, width=128):
-  """Before training, after it, and with captions that come in groups of five."""
+  """Embeddings as before training, after it, and with captions in groups of five."""
   random = np.random.default_rng(0)
   noise = lambda: random.standard_normal((n, width)).astype(np.float32)  # noqa: E731
   meaning, common = noise(), random.standard_normal(width).astype(np.float32)
@@ -164,7 +165,7 @@ def _embeddings(n, width=128):
 
 
 def table():
-  """As Markdown. The loss's share is that of its own bound, which nothing else can hide."""
+  """A Markdown table. The loss's share is its own bound / the step's bound."""
   print(
     "| batch | chips | loss | GiB/chip | ms/step ≥ | pairs/s ≤ | MFU ≤ | hours ≥ | loss's share |"
   )

@@ -2,9 +2,9 @@
 
   python -m benchmarks.serve [--workdir=runs/quickstart/cross_example_softmax] [--images=100000]
 
-The text tower is that of the workdir; the vectors of the images are drawn, which makes no
-difference to the time. No query is asked twice, so nothing comes from memory. Clients and server
-share this machine's cores; all of it stays on 127.0.0.1.
+The text tower is that of the workdir; the image vectors are random, which does not change the
+time. No query repeats, so the query cache never hits. Clients and server share this machine's
+cores and talk over 127.0.0.1.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 
 import xe_retrieval
 from xe_retrieval.data import shapes
-from xe_retrieval.retrieval import indexing, sources
+from xe_retrieval.search import image_sources, update
 
 TARGET_MS, TARGET_SPEED, CLIENTS = 50, 100, 16
 
@@ -54,7 +54,7 @@ def main():
 
 def print_table(bare, one, many):
   print(f"{'':28}{'median':>10}{'p95':>10}{'queries/s':>12}")
-  rows = {"bare text tower, one by one": bare, "server, 1 client": one}
+  rows = {"bare text tower, sequential": bare, "server, 1 client": one}
   rows[f"server, {CLIENTS} clients"] = many
   for name, (seconds, speed) in rows.items():
     median, p95 = 1e3 * np.percentile(seconds, (50, 95))
@@ -66,11 +66,11 @@ def print_table(bare, one, many):
   print(
     f"{CLIENTS} clients: p95 {p95:.1f} ms; {many[1]:.0f} queries/s, {TARGET_SPEED} wanted;", end=""
   )
-  print(f" {many[1] / bare[1]:.2f} × the bare text tower asked one by one")
+  print(f" {many[1] / bare[1]:.2f} × the bare text tower, sequential")
 
 
 def queries(count, seed):
-  """Captions, each with a number that makes it new."""
+  """Captions, made unique by a number."""
   return [f"{shapes.caption(seed, 'test', i)} {seed} {i}" for i in range(count)]
 
 
@@ -84,22 +84,22 @@ def bare_tower(model, texts):
   return seconds, len(texts) / sum(seconds)
 
 
-class _Drawn(sources.Folder):
-  """Names without files; their vectors are given beforehand."""
+class _WithoutFiles(image_sources.Folder):
+  """File names without files; their vectors are already in the partial index."""
 
   def __init__(self, folder, count):
     super().__init__(folder)
     self.count = count
 
   def entries(self):
-    return [sources.Entry(f"{i:08d}.jpg", (1, 1)) for i in range(self.count)]
+    return [image_sources.Entry(f"{i:08d}.jpg", (1, 1)) for i in range(self.count)]
 
 
 def make(path, model, workdir, count, kind):
-  source = _Drawn(path.parent, count)
+  source = _WithoutFiles(path.parent, count)
   path.mkdir()
   random = np.random.default_rng(0)
-  banks = indexing._Banks(path / "partial", model.fingerprint(), None)
+  banks = update._Banks(path / "partial", model.fingerprint(), None)
   width = model.config.embedding_dim
   directions = random.standard_normal((24, width), np.float32)
   entries = source.entries()
@@ -108,11 +108,11 @@ def make(path, model, workdir, count, kind):
     x = 0.3 * random.standard_normal((len(some), width), np.float32)
     x += random.standard_normal((len(some), 24), np.float32) @ directions
     banks.add(source.key, some, x / np.linalg.norm(x, axis=1, keepdims=True))
-  indexing.update(path, model, workdir, [source], kind=kind)
+  update.update_index(path, model, workdir, [source], kind=kind)
 
 
 class Server:
-  """python -m xe_retrieval.serve in a process of its own."""
+  """python -m xe_retrieval.serve as a subprocess."""
 
   def __init__(self, index):
     self.command = [sys.executable, "-m", "xe_retrieval.serve", f"--index={index}", "--port=0"]
@@ -141,7 +141,7 @@ def server_memory(port):
 
 
 def load(port, texts, clients):
-  """Every client asks its share one after the other -> ([seconds], queries per second)."""
+  """Each client sends its share of the queries in sequence -> ([seconds], queries per second)."""
   seconds = []
 
   def client(share):

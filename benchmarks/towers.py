@@ -2,9 +2,9 @@
 
   python -m benchmarks.towers [--batch=8] [--repetitions=10]
 
-Same shapes, same optimisers (the paper's: AdamW for text, SGD with momentum for images), float32,
-PyTorch in channels_last; ours from uint8 pixels. What is timed ends at the pooled features.
-Repetitions alternate between the two; a ratio is of the fastest.
+Same shapes and optimisers (the paper's: AdamW for text, SGD with momentum for images), float32,
+PyTorch in channels_last; ours starts from uint8 pixels. Timed up to the pooled features.
+Repetitions alternate between the two; a ratio compares the fastest of each.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main():
   parser.add_argument("--only", default="", help="part of a row's name")
   args = parser.parse_args()
 
-  cpu_memory.keep()  # for both sides; the training loop was no faster with it
+  cpu_memory.keep()  # for both sides
   random = np.random.default_rng(0)
   tokens = random.integers(1, 30522, (args.batch, 32), dtype=np.int32)
   images = random.integers(0, 256, (args.batch, 224, 224, 3), dtype=np.uint8)
@@ -58,7 +58,7 @@ def main():
 
 
 def rows(tokens, images):
-  """{name: (PyTorch, ours)}, each a function that builds a function to be timed."""
+  """{name: (PyTorch, ours)}; each builds the function to be timed."""
   bert = TextEncoder(Bert(vocab_size=30522, layers=12, width=768, heads=12, mlp=3072), 128)
   resnet = ImageEncoder(ResNet(), 128, **pretrained.IMAGENET)
   adamw, sgd = optax.adamw(1e-4), optax.sgd(1e-3, momentum=0.9)
@@ -77,11 +77,11 @@ def rows(tokens, images):
 
 
 def measure(functions, repetitions):
-  """Seconds per call of each function, calls taking turns; the first calls do not count."""
+  """Seconds per call of each function, called alternately; the first two calls do not count."""
   seconds = [[] for _ in functions]
   for repetition in range(repetitions + 2):
     for function, times in zip(functions, seconds, strict=True):
-      time.sleep(0.1)  # PyTorch's threads spin for a while after their work, on the same cores
+      time.sleep(0.1)  # PyTorch's threads busy-wait for a while after a call, on the same cores
       start = time.perf_counter()
       function()
       if repetition >= 2:

@@ -1,15 +1,16 @@
-"""What training costs beside the towers: the loss, the loop, checkpoints. And a batch in 8 GiB.
+"""Cost of training beyond the towers: loss, loop, checkpoints; and a large batch in 8 GiB.
 
   python -m benchmarks.train [--only=step,loop,checkpoint]
   python -m benchmarks.train --only=memory        # one step of the paper's batch: takes minutes
 
-step        the full train step against the towers' forward, backward and optimiser alone, N=512:
-            BERT-base and ResNet-50, but of 8 tokens and 32x32 pixels, so that it takes half a
-            minute on two cores. At full size the towers cost many times as much, the loss the same.
-loop        what the loop of train.py adds to the step itself, and how often a step was compiled.
-checkpoint  how long a save holds up the loop, against one that is waited for; the paper's towers.
-memory      peak resident memory of a process that takes one step, batch 512, the paper's towers at
-            full size, in micro-batches.
+step        the train step against the towers' forward, backward and optimiser alone, N=512:
+            BERT-base and ResNet-50 with 8 tokens and 32x32 pixels, half a minute on two cores. At
+            full size the towers cost many times as much, the loss the same.
+loop        overhead of the loop over the step itself, and number of compilations.
+checkpoint  how long an asynchronous save blocks the loop, against a synchronous one; the paper's
+            towers.
+memory      peak resident memory of one step in micro-batches: batch 512, the paper's towers at full
+            size.
 """
 
 import argparse
@@ -28,8 +29,11 @@ import numpy as np
 import optax
 
 from configs import cc, quickstart
-from xe_retrieval import train
-from xe_retrieval.training import build, mesh, step
+from xe_retrieval import config as config_lib
+from xe_retrieval import main as training
+from xe_retrieval.data import mesh
+from xe_retrieval.towers import dual_encoder
+from xe_retrieval.training import step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 
@@ -52,7 +56,7 @@ def main():
 
 
 def paper(size, tokens):
-  """The paper's recipe without its weights, which do not matter here."""
+  """The paper's recipe without pretrained weights."""
   config = cc.get_config("cross_example_negative_mining")
   config.text.pretrained = config.image.pretrained = ""
   config.image.size, config.text.tokens = size, tokens
@@ -60,8 +64,8 @@ def paper(size, tokens):
 
 
 def start(config):
-  built = build.build(config, mesh.make(jax.devices()[:1]))
-  variables = jax.device_get(step.init_variables(config, built.model))
+  built = step.build(config, mesh.make(jax.devices()[:1]))
+  variables = jax.device_get(dual_encoder.init(config, built.model))
   return built, step.init(config, variables, built.optimizer, mesh.make(jax.devices()[:1]))
 
 
@@ -116,17 +120,17 @@ def full_step(repetitions):
 
 
 def loop():
-  """Frozen towers with cached features, so that a step takes next to nothing."""
+  """With cached features of frozen towers, so that the step itself takes little time."""
   config = quickstart.get_config()
   config.steps, config.batch_size, config.log_every = 600, 128, 100
   config.eval_every = config.checkpoint_every = 10_000
   config.data.name, config.text.freeze, config.image.freeze = "shapes/1024", "all", "all"
   with tempfile.TemporaryDirectory() as root:
     config.data.dir, workdir = f"{root}/data", pathlib.Path(root) / "run"
-    train.train(config, workdir, jax.devices()[:1])
+    training.train(config, workdir, jax.devices()[:1])
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
     lines = [line for line in lines if "pairs_per_second" in line][1:-1]
-    config = train.settings.from_json((workdir / "config.json").read_text())
+    config = config_lib.from_json((workdir / "config.json").read_text())
     few, many = (_programs(config, f"{root}/{steps}", steps) for steps in (2, 40))
   per_step = np.median([128e3 / line["pairs_per_second"] for line in lines])
   waiting = np.median([line["data_wait_ms"] for line in lines])
@@ -144,12 +148,12 @@ def loop():
 
 
 def _programs(config, workdir, steps):
-  """How many programs a run of so many steps compiles, the log written at each."""
+  """Number of programs that a run of `steps` compiles, with a log line at each step."""
   seen = []
   listen = lambda event, *_, **__: seen.append(event) if "backend_compile" in event else None  # noqa: E731
   jax.monitoring.register_event_duration_secs_listener(listen)
   config.steps, config.log_every = steps, 1
-  train.train(config, workdir, jax.devices()[:1])
+  training.train(config, workdir, jax.devices()[:1])
   jax.monitoring.clear_event_listeners()
   return len(seen)
 
@@ -157,7 +161,7 @@ def _programs(config, workdir, steps):
 def checkpoint(repetitions):
   _, state = start(paper(size=224, tokens=32))
   size = sum(x.nbytes for x in jax.tree.leaves(state))
-  held, waited = [], []
+  blocked, finished = [], []
   with tempfile.TemporaryDirectory() as root:
     saved = Checkpoints(root, keep=1)
     for n in range(1, repetitions + 2):
@@ -165,19 +169,19 @@ def checkpoint(repetitions):
       began = time.perf_counter()
       saved.save(state, None, "{}")
       if n > 1:  # the first compiles
-        held.append(time.perf_counter() - began)
+        blocked.append(time.perf_counter() - began)
       saved._settle()
       if n > 1:
-        waited.append(time.perf_counter() - began)
+        finished.append(time.perf_counter() - began)
     saved.close()
   print(
-    f"checkpoint of {size / 2**30:.2f} GiB: holds up the loop for {min(held):.2f} s, waited for it "
-    f"takes {min(waited):.2f} s; ratio {np.median(held) / np.median(waited):.3f} (target 0.10)"
+    f"checkpoint of {size / 2**30:.2f} GiB: blocks the loop for {min(blocked):.2f} s, done after "
+    f"{min(finished):.2f} s; ratio {np.median(blocked) / np.median(finished):.3f} (target 0.10)"
   )
 
 
 def memory(micro_batch):
-  """In a process of its own, so that the peak is that of the step."""
+  """In a subprocess, so that its peak is that of the step."""
   if "XE_MEMORY" not in os.environ:
     command = [sys.executable, "-m", "benchmarks.train", "--only=memory"]
     command.append(f"--micro_batch={micro_batch}")

@@ -17,8 +17,8 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
 
   # ---- loss ----
   config.loss = loss
-  # Logits are scale × cosine. The paper also writes ⟨λx̂, λŷ⟩, which is scale = 400; there the
-  # mining of the top half is a numerical no-op, so 20 it is.
+  # Logits are scale × cosine. The paper also writes ⟨λx̂, λŷ⟩, which is scale = 400; there, mining
+  # the top half of the negatives is a numerical no-op.
   config.scale = 20.0
   config.keep = 0.5  # share of negatives that the mining losses keep, in (0, 1]
   # dense holds the score matrix; streaming gives the same numbers in memory linear in the batch,
@@ -29,8 +29,14 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- data ----
   config.data = ConfigDict()
   config.data.name = "conceptual_captions"  # or shapes/<pairs>
-  config.data.dir = ""  # where data sets lie; empty: ~/tensorflow_datasets
+  config.data.dir = ""  # directory of data sets; empty: ~/tensorflow_datasets
   config.data.augment = "random_resized_crop"  # or none; never a flip: "left" must stay left
+
+  # ---- what a score means ----
+  config.calibration_split = "validation"  # evaluation fits probabilities on it, judges on others
+  # Sentence encoder (directory or Hugging Face id) that says which captions mean the same, so that
+  # other images than a caption's own count as relevant; "": only the pairing counts.
+  config.caption_encoder = ""
 
   # ---- text tower: BERT ----
   config.text = text = ConfigDict()
@@ -38,10 +44,10 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
     "google-bert/bert-base-uncased"  # directory or Hugging Face id; "": from scratch
   )
   text.freeze = "none"  # none | all (the projection still learns) | number of first blocks
-  text.tokens = 32  # captions are cut and padded to this
+  text.tokens = 32  # captions are truncated and padded to this
   text.pooling = "cls"  # or mean
   text.dropout = 0.1
-  text.feature_dropout = 0.0  # of what the tower gives, before the projection
+  text.feature_dropout = 0.0  # of the tower's features, before the projection
   text.trunk = 0  # width of one residual layer before the projection; 0: the paper's plain one
   # The architecture; a pretrained tower brings its own.
   text.vocab_size = 30_522
@@ -53,7 +59,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   text.learning_rate = 1e-4
   text.end_learning_rate = 0.0  # reached linearly at the last step
   text.warmup_steps = 1_500
-  text.weight_decay = 0.01  # of kernels; the paper does not say, this is BERT's own
+  text.weight_decay = 0.01  # of kernels; not in the paper, BERT's own
 
   # ---- image tower: ResNet ----
   config.image = image = ConfigDict()
@@ -66,7 +72,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   image.depths = (3, 4, 6, 3)
   image.widths = (256, 512, 1_024, 2_048)
   image.block = "bottleneck"  # or basic
-  image.stem = "imagenet"  # 7x7/2 and pooling; small: 3x3/1; patch: 8x8/8, for small pictures
+  image.stem = "imagenet"  # 7x7/2 and pooling; patch: 8x8/8, for small images
   image.stem_width = 64
   image.downsample_in_bottleneck = False  # v1.5
   image.mean = (0.485, 0.456, 0.406)
@@ -80,28 +86,28 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- numerics ----
   config.dtype = "float32"  # or bfloat16: compute only; parameters, norms and loss stay float32
   config.remat = False  # recompute activations in the backward pass to save memory
-  # Activations of only so many rows (global, over all devices) are alive at once, while the loss
-  # sees the whole batch; costs one more forward pass. 0: the whole batch. Gradients are the same,
-  # except that BatchNorm with batch_norm="sync" normalises by the statistics of a micro-batch.
+  # Rows (over all devices) whose activations are in memory at once, while the loss sees the whole
+  # batch; costs one more forward pass. 0: the whole batch. Gradients are the same, except that
+  # BatchNorm with batch_norm="sync" normalises by the statistics of a micro-batch.
   config.micro_batch = 0
-  config.clip_norm = 0.0  # the gradient of all parameters is scaled down to this norm; 0: never
-  # Evaluation sees the running mean of the parameters, which forgets at this rate, as 0.999; 0: off
+  config.clip_norm = 0.0  # global gradient norm at which to clip; 0: never
+  # Evaluation uses an exponential moving average of the parameters, e.g. 0.999; 0: off
   config.ema_decay = 0.0
 
   # ---- devices ----
   config.mesh = ConfigDict()
-  # Each device computes its share of the batch with a copy of everything. True: it holds only its
-  # part of parameters and optimiser states and fetches the others when they are needed (FSDP).
+  # False: parameters and optimiser state are replicated. True: they are sharded over the devices
+  # and gathered when needed (FSDP).
   config.mesh.shard_parameters = False
 
   # ---- cadence, in steps ----
   config.log_every = 50
   config.eval_every = 1_000  # validation metrics
   config.checkpoint_every = 1_000
-  config.keep_checkpoints = 3  # the latest ones; the best on validation is kept besides
-  config.keep_every = 0  # and those whose step is a multiple of this; 0: none
+  config.keep_checkpoints = 3  # the latest; the best on validation is kept as well
+  config.keep_every = 0  # also those whose step is a multiple of this; 0: none
 
-  # ---- what is seen of a run, beside the terminal, metrics.jsonl and TensorBoard ----
-  config.wandb = ""  # project of Weights & Biases (pip install wandb); "": not asked for
-  config.profile_steps = ""  # as 10:15, for TensorBoard's profiler, into workdir/profile; "": none
+  # ---- logging, beside the terminal, metrics.jsonl and TensorBoard ----
+  config.wandb = ""  # project of Weights & Biases (pip install wandb); "": off
+  config.profile_steps = ""  # e.g. 10:15: profile for TensorBoard in workdir/profile; "": off
   return config

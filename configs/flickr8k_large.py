@@ -1,10 +1,10 @@
-"""Flickr8k as configs/flickr8k.py, past the paper: larger pictures, batch and scale.
+"""configs/flickr8k.py beyond the paper: larger images, batch and scale.
 
   launch/table.sh configs/flickr8k_large.py
 
-The photos are shown to ResNet-50 at the 224 pixels it was trained with, though they have 160. Twice
-the pairs to be ranked above gain PR-AUC again. Chosen on the validation split (see the README for
-what else was tried).
+ResNet-50 sees the photos at the 224 pixels it was trained with (upscaled from 160). Twice the batch
+size, and so more negatives, raises PR-AUC again. Chosen on the validation split (see
+docs/results.md for what else was tried).
 """
 
 from configs import flickr8k

@@ -1,5 +1,5 @@
 # Sourced by the other scripts: `environment [EXTRA]` installs the package, with that extra, into
-# the active virtual environment or into .venv, and puts it on PATH. Does nothing the second time.
+# the active virtual environment or into .venv, and puts it on PATH. A second call does nothing.
 environment() {
   local extra=${1:-} stamp wanted
   if [ -z "${VIRTUAL_ENV:-}" ]; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# N processes of one command on this machine, joined by jax.distributed; the first one speaks.
+# N processes of one command on this machine, joined by jax.distributed; process 0 prints.
 #
 #   launch/local_processes.sh 2 -- python -m xe_retrieval.main --config=… --workdir=…
 #
-# JAX_NUM_CPU_DEVICES=2 gives each of them two virtual CPU devices. Ctrl-C and SIGTERM reach all.
+# JAX_NUM_CPU_DEVICES=2 gives each two virtual CPU devices. Ctrl-C and SIGTERM are passed on to all.
 set -euo pipefail
 usage() { echo "usage: $0 N -- COMMAND…" >&2; exit 2; }
 [[ ${1:-} =~ ^[1-9][0-9]*$ && ${2:-} == -- && $# -ge 3 ]] || usage
@@ -20,12 +20,12 @@ for ((i = 0; i < count; i++)); do
 done
 trap 'woken=1; kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
 
-# The first that ends in error ends them all: the others would wait for it.
+# The first that fails ends them all: the others would wait for it forever.
 status=0 left=$count
 while ((left)); do
   woken=0 code=0
   wait -n "${processes[@]}" 2> /dev/null || code=$?
-  ((woken)) && continue # a signal was passed on; nothing has ended
+  ((woken)) && continue # a signal interrupted wait; no process has ended
   left=$((left - 1))
   if ((code && !status)); then
     status=$code

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One process per GPU on a SLURM cluster: sbatch launch/slurm.sh
 # Two minutes before the time limit, and at a preemption, SLURM sends SIGTERM: the state is saved,
-# and the job that is put back in the queue goes on from there.
+# and the requeued job resumes.
 #
 # ---- edit: how much of the cluster ----
 #SBATCH --job-name=xe_retrieval

@@ -8,8 +8,8 @@
 #   LOSSES       default: all that xe_retrieval.losses knows      SEEDS   default: 0 1 2 3 4
 #   OUT          default: runs/<config>; pages of each split are under it
 #   JOBS         runs side by side; default: 2 on a machine without accelerators, else 1
-#   DISTRACTORS  DATASET:SPLIT …, images to be searched besides
-#   FLICKR8K     flickr8k.tar (captions.tsv and images/), if that is to be prepared
+#   DISTRACTORS  DATASET:SPLIT …, whose images are added to the search
+#   FLICKR8K     flickr8k.tar (captions.tsv and images/), if not prepared yet
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
@@ -17,13 +17,13 @@ environment
 
 config=${1:-configs/flickr8k.py}
 [ $# = 0 ] || shift
-[ -f "$config" ] || { echo "error: $config is no config; configs/ holds them" >&2; exit 1; }
+[ -f "$config" ] || { echo "error: $config does not exist; configs are in configs/" >&2; exit 1; }
 name=$(basename "$config" .py)
 out=${OUT:-runs/$name}
 read -ra seeds <<< "${SEEDS:-0 1 2 3 4}"
 read -ra losses <<< "${LOSSES:-$(python -c 'from xe_retrieval import losses; print(*losses.names())')}"
 mkdir -p "$out"
-# What one run compiles, the others need not.
+# Runs share compiled functions.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(cd "$out" && pwd)/compiled}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 
@@ -34,12 +34,12 @@ case $name in
     if [ ! -d $prepared ]; then
       tar=${FLICKR8K:-../shared/data/flickr8k.tar}
       [ -f "$tar" ] || {
-        echo "error: neither $prepared nor $tar is there; FLICKR8K=… names the tar, or prepare your" \
+        echo "error: neither $prepared nor $tar exists; FLICKR8K=… names the tar, or prepare your" \
           "own copy with a train, a validation and a test split (python -m xe_retrieval.prepare" \
           "--flickr30k=dataset_flickr8k.json --images=… --name=flickr8k)" >&2
         exit 1
       }
-      # It has no test split: every sixth photo of train becomes one.
+      # It has no test split: every sixth photo of train goes there.
       mkdir -p datasets
       tar -xOf "$tar" captions.tsv | awk -F'\t' -v OFS='\t' '
         $1 == "train" { if (!($2 in n)) n[$2] = count++; if (n[$2] % 6 == 5) $1 = "test" }
@@ -57,8 +57,8 @@ distractors=("${distractors[@]/#/--distractors=}")
 arguments=(--config="$config" --out="$out" --seeds="$(IFS=,; echo "${seeds[*]}")")
 arguments+=(--losses="$(IFS=,; echo "${losses[*]}")" "${distractors[@]}" "$@")
 
-# Several processes share the runs. The others wait for the first run, for it computes what all
-# find then: features of frozen towers, compiled functions.
+# Several processes share the runs. The others wait for the first run, which fills the caches of
+# features and compiled functions.
 jobs=${JOBS:-$(python -c 'import jax; print(2 if jax.default_backend() == "cpu" else 1)')}
 trap 'trap - INT TERM; kill 0' INT TERM
 echo "$(date +%T)  ${#losses[@]} losses × ${#seeds[@]} seeds, $jobs at a time; each run writes its log.txt under $out"

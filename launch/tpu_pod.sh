@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 # ---- edit these three ----
 POD="${POD:-xe-pod} --zone=${ZONE:-us-central2-b}"             # an existing slice; see below
-BUCKET=${BUCKET:-gs://my-bucket/xe_retrieval}                   # datasets/ and runs/ lie there
+BUCKET=${BUCKET:-gs://my-bucket/xe_retrieval}                   # holds datasets/ and runs/
 TRAIN=${TRAIN:-"--config=configs/cc.py:cross_example_negative_mining --config.batch_size=32768 --config.loss_implementation=streaming --config.dtype=bfloat16"}
 # A slice is made once by
 #   gcloud compute tpus tpu-vm create $POD --accelerator-type=v4-32 --version=tpu-ubuntu2204-base

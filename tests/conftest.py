@@ -3,20 +3,22 @@
 import os
 import pathlib
 
-# Collectives block a thread of XLA's pool, which has one per core or device: several programs at
-# once can starve each other and abort. So more threads, and one program at a time.
+# CPU collectives block a thread of XLA's pool, which has one per core or device: concurrent
+# programs can deadlock and abort. Hence more threads, and one program at a time.
 os.environ["NPROC"] = "32"
+os.environ["JAX_PLATFORMS"] = "cpu"  # also where libtpu or CUDA is installed
+# In the environment, so that subprocesses share the compilation cache.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[1]
 CACHE = ROOT / ".cache"
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +28,11 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture
 def config(data_dir):
-  """The quickstart with towers that compile in a second."""
+  return tiny(data_dir)
+
+
+def tiny(data_dir):
+  """The quickstart's config with towers that compile in a second."""
   from configs import quickstart
 
   config = quickstart.get_config("cross_example_softmax")

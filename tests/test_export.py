@@ -1,4 +1,4 @@
-"""A model out to Hugging Face and jax.export and back, and the Python interface to it."""
+"""Exporting a model to Hugging Face and jax.export, reading it back, and the Python interface."""
 
 import importlib.util
 import json
@@ -14,12 +14,13 @@ from PIL import ExifTags, Image
 from safetensors.numpy import load_file, save_file
 
 import xe_retrieval
-from xe_retrieval import export, settings
-from xe_retrieval.data import images, text
+from xe_retrieval import config as config_lib
+from xe_retrieval import export
+from xe_retrieval import model as models
+from xe_retrieval.data import decoding, mesh, tokenization
 from xe_retrieval.data.cpu_tensorflow import tf
-from xe_retrieval.retrieval import embed
 from xe_retrieval.towers import dual_encoder, pretrained
-from xe_retrieval.training import mesh, optimizers, step
+from xe_retrieval.training import optimizers, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 REFERENCES = pathlib.Path(__file__).parent / "towers" / "references"
@@ -29,17 +30,17 @@ CAPTIONS = ["a red circle", "two blue squares above it", "b"]
 
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory):
-  """workdirs(config) -> a workdir as training leaves it, what is not pretrained drawn by numpy."""
+  """workdirs(config) -> a workdir as training leaves it; weights not pretrained are random."""
 
   def make(config):
     workdir = tmp_path_factory.mktemp("workdir")
-    tokenizer = text.train(CAPTIONS, 40, config.text.tokens)
+    tokenizer = tokenization.train(CAPTIONS, 40, config.text.tokens)
     tokenizer.save(workdir / "tokenizer")
     config = pretrained.configure(config)
-    (workdir / "config.json").write_text(settings.to_json(config))
+    (workdir / "config.json").write_text(config_lib.to_json(config))
     model = dual_encoder.from_config(config)
     random = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: step.init_variables(config, model))
+    shapes = jax.eval_shape(lambda: dual_encoder.init(config, model))
     variables = jax.tree.map(
       lambda x: np.abs(random.normal(0, 0.3, x.shape)).astype(x.dtype), shapes
     )
@@ -63,18 +64,18 @@ def published(config):
 
 
 @pytest.fixture
-def pictures():
+def images():
   random = np.random.default_rng(1)
   return [random.integers(0, 256, shape, dtype=np.uint8) for shape in [(40, 40, 3), (50, 90, 3)]]
 
 
-def square(picture, size):
-  """As evaluation reads it."""
-  data = tf.io.encode_png(picture).numpy()
-  return images.decode(data, images.centres([data])[0], size)
+def square(image, size):
+  """The crop that evaluation takes of an image."""
+  data = tf.io.encode_png(image).numpy()
+  return decoding.decode(data, decoding.centres([data])[0], size)
 
 
-def test_exported_towers_are_those_that_came_in(workdirs, published, tmp_path):
+def test_export_returns_the_pretrained_weights_and_configs(workdirs, published, tmp_path):
   out = export.export(workdirs(published), tmp_path / "out")
   for encoder, name in (("text", "bert"), ("image", "resnet_v15")):
     stored = load_file(REFERENCES / name / "model.safetensors")
@@ -102,8 +103,8 @@ def test_transformers_gives_the_same_embeddings(workdirs, published, tmp_path, p
     published.image.pretrained = str(SHARED / "resnet50-imagenet")
   workdir = workdirs(published)
   out = export.export(workdir, tmp_path / "out")
-  pictures = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
-  np.save(tmp_path / "pictures.npy", pictures)
+  images = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
+  np.save(tmp_path / "images.npy", images)
   (tmp_path / "captions.json").write_text(json.dumps(CAPTIONS))
   script = pathlib.Path(__file__).with_name("torch_embeddings.py")
   command = [sys.executable, script, out, pooling, tmp_path]
@@ -111,10 +112,10 @@ def test_transformers_gives_the_same_embeddings(workdirs, published, tmp_path, p
   theirs = np.load(tmp_path / "embeddings.npz")
   model = xe_retrieval.load(workdir)
   np.testing.assert_allclose(model.embed_text(CAPTIONS), theirs["text"], atol=1e-5)
-  np.testing.assert_allclose(model.embed_images(list(pictures)), theirs["image"], atol=1e-5)
+  np.testing.assert_allclose(model.embed_images(list(images)), theirs["image"], atol=1e-5)
 
 
-def test_exported_directory_gives_the_same_embeddings(config, workdirs, pictures, tmp_path):
+def test_exported_directory_gives_the_same_embeddings(config, workdirs, images, tmp_path):
   config.image.trunk = 6
   workdir = workdirs(config)  # a stem that transformers does not know
   out = export.export(workdir, tmp_path / "out")
@@ -123,14 +124,14 @@ def test_exported_directory_gives_the_same_embeddings(config, workdirs, pictures
   chex.assert_shape(expected, (3, config.embedding_dim))
   np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, rtol=1e-5)
   np.testing.assert_allclose(again.embed_text(CAPTIONS), expected, atol=1e-6)
-  expected_images = model.embed_images(pictures)
-  np.testing.assert_allclose(again.embed_images(pictures), expected_images, atol=1e-6)
+  expected_images = model.embed_images(images)
+  np.testing.assert_allclose(again.embed_images(images), expected_images, atol=1e-6)
 
   text_function, image_function = (
     jax.export.deserialize((out / f"{name}.jax").read_bytes()).call for name in ("text", "image")
   )
   np.testing.assert_allclose(text_function(model.tokenizer(CAPTIONS)), expected, atol=1e-6)
-  squares = np.stack([square(picture, config.image.size) for picture in pictures])
+  squares = np.stack([square(image, config.image.size) for image in images])
   np.testing.assert_allclose(image_function(squares), expected_images, atol=1e-6)
 
   with pytest.raises(ValueError, match="is not empty; choose a new directory"):
@@ -146,24 +147,24 @@ def test_exported_directory_gives_the_same_embeddings(config, workdirs, pictures
     xe_retrieval.load(out)
 
 
-def test_pictures_in_any_form(config, workdirs, pictures, tmp_path, monkeypatch):
+def test_images_in_any_form(config, workdirs, images, tmp_path, monkeypatch):
   model = xe_retrieval.load(workdirs(config))
-  Image.fromarray(pictures[1]).save(tmp_path / "a.png")
-  Image.fromarray(pictures[1]).save(tmp_path / "a.bmp")
-  Image.fromarray(pictures[1]).save(tmp_path / "a.jpg", quality=95)
-  pil = Image.fromarray(pictures[1]).convert("RGBA")
-  forms = [pictures[1], pil, str(tmp_path / "a.png"), tmp_path / "a.bmp", tmp_path / "a.jpg"]
+  Image.fromarray(images[1]).save(tmp_path / "a.png")
+  Image.fromarray(images[1]).save(tmp_path / "a.bmp")
+  Image.fromarray(images[1]).save(tmp_path / "a.jpg", quality=95)
+  pil = Image.fromarray(images[1]).convert("RGBA")
+  forms = [images[1], pil, str(tmp_path / "a.png"), tmp_path / "a.bmp", tmp_path / "a.jpg"]
   found = model.embed_images(forms)
   for same in found[1:4]:
     np.testing.assert_allclose(same, found[0], atol=1e-6)
-  np.testing.assert_allclose(found[4], found[0], atol=0.05)  # JPEG loses something
-  turned = Image.fromarray(np.rot90(pictures[1]))
+  np.testing.assert_allclose(found[4], found[0], atol=0.05)  # JPEG is lossy
+  turned = Image.fromarray(np.rot90(images[1]))
   exif = turned.getexif()
-  exif[ExifTags.Base.Orientation] = 6  # to be shown turned clockwise
+  exif[ExifTags.Base.Orientation] = 6  # viewers rotate it clockwise
   turned.save(tmp_path / "turned.png", exif=exif)
   np.testing.assert_allclose(model.embed_images([tmp_path / "turned.png"])[0], found[0], atol=1e-6)
 
-  monkeypatch.setattr(embed, "BATCH", 2)  # several batches and a rest are one and the same
+  monkeypatch.setattr(models, "BATCH", 2)  # several batches, the last one incomplete
   np.testing.assert_allclose(model.embed_images(forms), found, atol=1e-6)
   one_by_one = [model.embed_text([caption])[0] for caption in CAPTIONS]
   np.testing.assert_allclose(model.embed_text(CAPTIONS), one_by_one, atol=1e-6)
@@ -173,15 +174,15 @@ def test_pictures_in_any_form(config, workdirs, pictures, tmp_path, monkeypatch)
   (tmp_path / "broken.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:300])
   (tmp_path / "words.txt").write_text("words")
   for wrong, message in [
-    (tmp_path / "none.jpg", "none.jpg' is not a readable picture"),
-    (tmp_path / "words.txt", "words.txt' is not a readable picture"),
-    (tmp_path / "broken.png", "broken.png' is not a readable picture"),
-    (tmp_path / "broken.jpg", "broken.jpg' is not a readable picture"),
-    (np.zeros((4, 4, 3)), r"pictures\[1\] is float64 \(4, 4, 3\); expected uint8"),
+    (tmp_path / "none.jpg", "none.jpg' is not a readable image"),
+    (tmp_path / "words.txt", "words.txt' is not a readable image"),
+    (tmp_path / "broken.png", "broken.png' is not a readable image"),
+    (tmp_path / "broken.jpg", "broken.jpg' is not a readable image"),
+    (np.zeros((4, 4, 3)), r"images\[1\] is float64 \(4, 4, 3\); expected uint8"),
   ]:
     with pytest.raises(ValueError, match=message):
-      model.embed_images([pictures[0], wrong])
-  with pytest.raises(TypeError, match=r"pictures\[0\] is int; expected a path"):
+      model.embed_images([images[0], wrong])
+  with pytest.raises(TypeError, match=r"images\[0\] is int; expected a path"):
     model.embed_images([3])
   with pytest.raises(
     TypeError, match=r"captions should be a list; for a single one, pass \[caption\]"

@@ -1,4 +1,4 @@
-"""The launch files: shell that is shell, YAML that is a JobSet, commands whose flags parse."""
+"""The launch files: shell syntax, the JobSet's schema, flags of their commands."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from xe_retrieval import settings
+from xe_retrieval import config as config_lib
+from xe_retrieval.training import loop
 
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / ".ci" / "run"]
 
@@ -22,7 +23,7 @@ def test_shell_syntax(script):
 
 @pytest.fixture
 def stage(tmp_path):
-  """Directories in which `python`, `srun` and `gcloud` run or write down what they are given."""
+  """An environment with fakes of `python`, `srun` and `gcloud`; `python` records its arguments."""
   programs = {
     "python": 'printf "%s\\n" "$@" > "$STAGE/argv"',
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"',
@@ -41,23 +42,25 @@ def stage(tmp_path):
 
 _PARSE = """
 import json, sys
-from xe_retrieval import command_line, main
-command_line.parse(sys.argv)
-config = main._CONFIG.value.to_dict()
-print(json.dumps([config, main._WORKDIR.value, main._DISTRIBUTED.value]))
+from absl import flags
+from xe_retrieval import config, main
+main.define_flags()
+config.parse_flags(sys.argv)
+f = flags.FLAGS
+print(json.dumps([f.config.to_dict(), f.workdir, f.distributed]))
 """
 
 
 def parsed(argv, devices):
-  """The config that this command line gives, with its fields found possible, and --distributed."""
+  """Parses and validates a command line -> config, --distributed."""
   assert argv[:2] == ["-m", "xe_retrieval.main"]
-  command = [sys.executable, "-c", _PARSE, *argv[2:]]  # apart: flags can be defined only once
+  command = [sys.executable, "-c", _PARSE, *argv[2:]]  # flags can be defined only once per process
   out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert out.returncode == 0, out.stderr
   config, workdir, distributed = json.loads(out.stdout)
   assert workdir
-  config = settings.from_json(json.dumps(config))
-  settings.validate(config, devices)
+  config = config_lib.from_json(json.dumps(config))
+  loop.validate(config, devices)
   return config, distributed
 
 
@@ -92,7 +95,7 @@ def test_the_job_set():
   parsed(container["command"][1:], devices)
 
 
-# The part of the JobSet and pod schemas that is used: a field that is not here is a misspelling.
+# The fields of the JobSet and pod schemas that we use: any other is a misspelling.
 CONTAINER = {
   "name": str, "image": str, "workingDir": str, "command": [str],
   "env": [{"name": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath": str}}}],
@@ -133,9 +136,9 @@ def _check(value, schema, where):
     assert isinstance(value, schema), where
 
 
-def test_local_processes_number_their_processes_and_pass_on_failure():
+def test_local_processes_sets_process_ids_and_returns_the_first_failure():
   script = ROOT / "launch" / "local_processes.sh"
-  # In one piece, for the three write to one pipe.
+  # One write each, because the three share a pipe.
   show = (
     "import os; os.write(1, os.path.expandvars('$JAX_PROCESS_ID of $JAX_NUM_PROCESSES|').encode())"
   )

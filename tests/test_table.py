@@ -1,4 +1,4 @@
-"""A table's run: trained, evaluated on both splits, and not done again."""
+"""A run of the table: trained, evaluated on both splits, skipped when done."""
 
 import json
 import subprocess
@@ -10,13 +10,13 @@ from tests.conftest import ROOT
 from xe_retrieval import table
 
 
-def test_one_seed_after_the_other(tmp_path):
+def test_workdirs_are_ordered_by_seed(tmp_path):
   runs = table.workdirs(tmp_path, ["snm", "sigmoid"], [0, 3])
   assert [path.name for path in runs.values()] == ["snm-0", "sigmoid-0", "snm-3", "sigmoid-3"]
 
 
 @pytest.mark.slow
-def test_trains_evaluates_and_knows_that_it_did(config, tmp_path):
+def test_trains_evaluates_and_skips_a_finished_run(config, tmp_path):
   workdir = tmp_path / "snm-0"
   config.loss = "snm"
   assert not table.is_done(workdir)
@@ -28,17 +28,17 @@ def test_trains_evaluates_and_knows_that_it_did(config, tmp_path):
   )
   assert validation["config"]["loss"] == "snm"
   assert validation["distractors"]["images"] == test["distractors"]["images"] == 64
-  chosen = json.loads((workdir / "evaluation/validation/thresholds.json").read_text())
-  found = test["transfer"]["thresholds"]
-  reached = [row["threshold"] for row in chosen["targets"] if row["threshold"] is not None]
-  assert [row["threshold"] for row in found] == reached and "transfer" not in validation
-  kept = json.loads((workdir / "thresholds.json").read_text())  # what search cuts by
+  assert validation["promises"] == [] and {row["gallery"] for row in test["promises"]} == {
+    test["images"],
+    test["images"] + 64,
+  }
+  kept = json.loads((workdir / "calibration.json").read_text())  # read by search
   assert kept["split"] == "validation"
-  config.steps = 5  # would be refused, if it trained again
+  config.steps = 5  # training again would refuse the changed config
   assert table.run(config, workdir, ["shapes/64:train"])
 
 
-def test_says_what_is_wrong():
+def test_a_missing_flag_is_named():
   found = subprocess.run(
     [sys.executable, "-m", "xe_retrieval.table", "--config=configs/quickstart.py", "snm"],
     capture_output=True,

@@ -1,4 +1,4 @@
-"""Embeddings of an exported directory by transformers and torch alone, for test_export.py."""
+"""Embeds with an exported directory by transformers and torch alone, for test_export.py."""
 
 import json
 import pathlib
@@ -30,7 +30,7 @@ def main(exported, pooling, folder):
   resnet, loading = ResNetModel.from_pretrained(exported / "image", output_loading_info=True)
   assert not any(loading.values()), loading
   processor = AutoImageProcessor.from_pretrained(exported / "image")
-  pixels = processor(list(np.load(folder / "pictures.npy")), return_tensors="pt")
+  pixels = processor(list(np.load(folder / "images.npy")), return_tensors="pt")
   image = resnet(**pixels).pooler_output.flatten(1)
 
   embeddings = {}

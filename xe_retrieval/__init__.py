@@ -7,6 +7,6 @@ def load(path, which="best"):
   model.embed_text(["two dogs on a beach"])        -> float32 [1, D], unit norm
   model.embed_images(["a.jpg", array, pil_image])  -> float32 [3, D], unit norm
   """
-  from xe_retrieval import model  # here: importing the package stays cheap
+  from xe_retrieval import model  # here: keeps `import xe_retrieval` cheap
 
   return model.load(path, which)

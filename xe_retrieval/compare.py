@@ -9,11 +9,11 @@ import sys
 
 from absl import app, flags
 
-from xe_retrieval import command_line
+from xe_retrieval import config as config_lib
 
 
 def compare(workdirs, out="comparison", evaluation="test"):
-  """Workdirs -> the table as text, and the path of the page."""
+  """Workdirs -> the table as text, and the path of compare.html."""
   from xe_retrieval.report import comparison
 
   runs = [_read(pathlib.Path(w), evaluation) for w in workdirs]
@@ -23,7 +23,6 @@ def compare(workdirs, out="comparison", evaluation="test"):
 
 
 def main(argv):
-  command_line.quieten()
   if len(argv) < 2:
     sys.exit("which runs? python -m xe_retrieval.compare WORKDIR WORKDIR … [--out=DIR]")
   try:
@@ -51,12 +50,12 @@ def _read(workdir, evaluation):
 
 
 def _define_flags():
-  flags.DEFINE_string("out", "comparison", "Where compare.html goes.")
+  flags.DEFINE_string("out", "comparison", "Directory for compare.html.")
   flags.DEFINE_string(
-    "evaluation", "test", "Which evaluation of each run: a directory under WORKDIR/evaluation."
+    "evaluation", "test", "Name of the evaluation: a directory under WORKDIR/evaluation."
   )
 
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=command_line.parse)
+  app.run(main, flags_parser=config_lib.parse_flags)

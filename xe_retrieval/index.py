@@ -15,27 +15,26 @@ import sys
 
 from absl import app, flags
 
-from xe_retrieval import command_line
+from xe_retrieval import config as config_lib
 
 
 def index(workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebuild=False):
-  """Brings the index `out` up to date; returns an indexing.Report."""
+  """Brings the index `out` up to date; returns an update.Report."""
   import xe_retrieval
-  from xe_retrieval.retrieval import indexing, sources
+  from xe_retrieval.search import image_sources, update
 
   if not images and not remove and not rebuild:
     raise ValueError("index what? --images=DIR adds a folder, --remove=DIR takes one out")
   model = xe_retrieval.load(workdir)
   directory = data_dir or model.config.data.dir
-  add = [sources.parse(text, directory) for text in images]
-  gone = [sources.named(text, directory) for text in remove]
-  return indexing.update(out, model, workdir, add, gone, kind, rebuild)
+  add = [image_sources.parse(text, directory) for text in images]
+  gone = [image_sources.named(text, directory) for text in remove]
+  return update.update_index(out, model, workdir, add, gone, kind, rebuild)
 
 
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"error: unexpected argument {argv[1]!r}; a folder is given as --images={argv[1]}")
-  command_line.quieten()
   f = flags.FLAGS
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
@@ -67,4 +66,4 @@ def _define_flags():
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=command_line.parse)
+  app.run(main, flags_parser=config_lib.parse_flags)

@@ -8,44 +8,57 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-from xe_retrieval import command_line
+from xe_retrieval import config as config_lib
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "What to train: a file of configs/, and after a colon the loss.", lock_config=True
-)
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Where checkpoints and logs go. Rerunning the same command resumes there."
-)
-_DRY_RUN = flags.DEFINE_bool(
-  "dry_run", False, "Only say what would be trained: sizes, memory of a step, learning rates."
-)
-_ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
-  "allow_config_change", False, "Resume a workdir although the config is no longer the same."
-)
-_DISTRIBUTED = flags.DEFINE_bool(
-  "distributed", False, "One of the processes of a SLURM job or of a TPU pod; JAX finds the others."
-)
-flags.mark_flags_as_required(["config", "workdir"])
+
+def train(config, workdir, devices=None, allow_config_change=False):
+  """Trains in `workdir`, with evaluation's metrics on the validation split -> TrainState."""
+  from xe_retrieval.evaluation import figures
+  from xe_retrieval.training import loop
+
+  return loop.train(config, workdir, figures.validation, devices, allow_config_change)
 
 
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; fields are set as --config.batch_size=64")
-  command_line.quieten()
-  # Here: --help and misspelt flags answer at once.
-  from xe_retrieval import train
-  from xe_retrieval.training import dry_run, mesh, processes
+  # Imported late: --help and misspelt flags should not wait for JAX.
+  from xe_retrieval.data import mesh
+  from xe_retrieval.training import dry_run, loop, processes
 
-  processes.join(_DISTRIBUTED.value)
+  f = flags.FLAGS
+  processes.join(f.distributed)
   try:
-    if _DRY_RUN.value:
-      config, source, _, _ = train.prepare(_CONFIG.value, mesh.make())
-      print(dry_run.describe(config, _WORKDIR.value, source, mesh.make()))
+    if f.dry_run:
+      config, source, _, _ = loop.prepare(f.config, mesh.make())
+      print(dry_run.describe(config, f.workdir, source, mesh.make()))
     else:
-      train.train(_CONFIG.value, _WORKDIR.value, allow_config_change=_ALLOW_CONFIG_CHANGE.value)
+      train(f.config, f.workdir, allow_config_change=f.allow_config_change)
   except (ValueError, OSError, FloatingPointError) as e:
     sys.exit(f"error: {e}")
 
 
+def define_flags():
+  """Not on import: several commands define flags of the same name and can be imported together."""
+  config_flags.DEFINE_config_file(
+    "config",
+    None,
+    "What to train: a file of configs/, and after a colon the loss.",
+    lock_config=True,
+  )
+  flags.DEFINE_string(
+    "workdir", None, "Directory of checkpoints and logs. Rerunning the same command resumes."
+  )
+  flags.DEFINE_bool("dry_run", False, "Only print sizes, memory of a step and learning rates.")
+  flags.DEFINE_bool(
+    "allow_config_change", False, "Resume a workdir although the config has changed."
+  )
+  flags.DEFINE_bool(
+    "distributed", False, "One of the processes of a SLURM job or TPU pod; JAX finds the others."
+  )
+  flags.mark_flags_as_required(["config", "workdir"])
+
+
 if __name__ == "__main__":
-  app.run(main, flags_parser=command_line.parse)
+  define_flags()
+  app.run(main, flags_parser=config_lib.parse_flags)

@@ -1,32 +1,146 @@
-"""A trained model in Python: captions and pictures in, unit vectors out."""
+"""A trained model: captions and images in, unit vectors out.
 
+model = load("runs/ce")                          # a workdir, or what `export` wrote
+model.embed_text(["two dogs on a beach"])        # float32 [1, D], unit norm
+model.embed_images(["a.jpg", array, pil_image])  # float32 [3, D], unit norm
+"""
+
+import collections
 import concurrent.futures
 import functools
-import io
+import hashlib
+import math
 import os
+import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from PIL import ExifTags, Image, ImageOps
+from tqdm import tqdm
 
-from xe_retrieval import exported
-from xe_retrieval.data import images
-from xe_retrieval.retrieval import embed
-from xe_retrieval.towers import dual_encoder
+from xe_retrieval import config as config_lib
+from xe_retrieval.data import decoding, mesh, pipeline, tokenization
+from xe_retrieval.towers import dual_encoder, export_format
+from xe_retrieval.training import checkpoint_reader
 
-MAX_PIXELS = 100_000_000  # of a file; more are refused before they are decoded
+BATCH = 256
 
 
-def load(path, which="best"):
+def load(path, which: str = "best") -> "Model":
   """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
   path = epath.Path(path).expanduser()
-  return Model(exported.read(path) if exported.is_exported(path) else embed.restore(path, which))
+  return Model(read_exported(path) if export_format.is_exported(path) else restore(path, which))
+
+
+def restore(workdir, which: str = "best") -> "Encoder":
+  """The encoder of a workdir at its best (on validation) or latest checkpoint."""
+  workdir = epath.Path(workdir)
+  if not (workdir / "config.json").exists():
+    raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
+  config = config_lib.from_json((workdir / "config.json").read_text())
+  model = dual_encoder.from_config(config)
+  like = jax.eval_shape(lambda: dual_encoder.init(config, model))
+  step, variables = checkpoint_reader.read_model(workdir, which, like, mesh.replicated(mesh.make()))
+  tokenizer = tokenization.load(workdir / "tokenizer", config.text.tokens)
+  return Encoder(config, model, variables, tokenizer, step=step)
+
+
+def read_exported(path) -> "Encoder":
+  """The encoder of an exported directory."""
+  config, model, variables, tokenizer = export_format.read(path)
+  return Encoder(config, model, variables, tokenizer)
+
+
+class Encoder:
+  """Both towers with their weights over all devices, compiled for batches of one size."""
+
+  def __init__(self, config, model, variables, tokenizer, devices=None, batch=BATCH, step=None):
+    self.config, self.tokenizer, self.step = config, tokenizer, step
+    self.model, self.variables = model, variables
+    self._mesh = mesh.make(devices)
+    self._batch = math.ceil(batch / self._mesh.size) * self._mesh.size
+    rows, everywhere = mesh.rows(self._mesh), mesh.replicated(self._mesh)
+    several = jax.process_count() > 1  # then all have the same input, and want all vectors
+    out = everywhere if several else rows
+    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=out)
+    shard = lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: x[part])  # noqa: E731
+    self._put = shard if several else lambda x: x
+
+    def unit(method):
+      return compiled(lambda v, x: _unit(model.apply(v, x, method=method)))
+
+    self._image = unit("embed_image")
+    self._text_features = compiled(lambda v, x: model.apply(v, x, method="text_features"))
+    self._project_text, self._project_image = unit("project_text"), unit("project_image")
+
+  def embed_text(self, captions: list[str], progress: bool = False) -> np.ndarray:
+    """[n] -> float32 [n, D], unit norm."""
+    return self.project_text(self.text_features(captions, progress))
+
+  def text_features(self, captions: list[str], progress: bool = False) -> np.ndarray:
+    """What the text tower makes of captions, before the projection: [n] -> float32 [n, width]."""
+    tokens = (self.tokenizer(captions[rows]) for rows in self._spans(len(captions)))
+    name, width = "captions" if progress else None, self.config.text.width
+    return self._all(self._text_features, tokens, len(captions), name, width)
+
+  def project_text(self, features: np.ndarray) -> np.ndarray:
+    """Text features [n, width] -> float32 [n, D], unit norm."""
+    return self._all(self._project_text, self._batches(features), len(features))
+
+  def project_images(self, features: np.ndarray) -> np.ndarray:
+    """Image features [n, width] -> float32 [n, D], unit norm."""
+    return self._all(self._project_image, self._batches(features), len(features))
+
+  def embed_squares(self, batches, count: int, progress: bool = False) -> np.ndarray:
+    """Batches of uint8 [≤ batch, size, size, 3], `count` images in all -> float32 [count, D]."""
+    return self._all(self._image, batches, count, "images" if progress else None)
+
+  def embed_source(self, source: pipeline.Source, progress: bool = False) -> np.ndarray:
+    """Every image of a split, in order -> float32 [M, D]."""
+    batches = pipeline.image_batches(source, self.config.image.size, self._batch)
+    return self.embed_squares(batches, len(source), progress)
+
+  def fingerprint(self) -> str:
+    """A hash of the weights and of how captions and images are preprocessed."""
+    size = self.config.image.size
+    digest = hashlib.sha256(f"{self.tokenizer.fingerprint()} {size}".encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(self.variables):
+      digest.update(jax.tree_util.keystr(path).encode())
+      digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+  def _spans(self, count):
+    return (slice(i, i + self._batch) for i in range(0, count, self._batch))
+
+  def _batches(self, rows):
+    return (rows[span] for span in self._spans(len(rows)))
+
+  def _all(self, function, batches, count, name=None, width=None):
+    out, done = np.zeros((count, width or self.config.embedding_dim), np.float32), 0
+    pending = collections.deque()  # one batch is computed while the next is made ready
+    with tqdm(total=count, unit=f" {name}", disable=not name, file=sys.stdout, delay=2) as bar:
+
+      def collect():
+        vectors, rows = pending.popleft()
+        out[done : done + rows] = vectors[:rows]
+        bar.update(rows)
+        return done + rows
+
+      for batch in batches:
+        padding = [(0, self._batch - len(batch))] + [(0, 0)] * (batch.ndim - 1)
+        pending.append((function(self.variables, self._put(np.pad(batch, padding))), len(batch)))
+        if len(pending) > 1:
+          done = collect()
+      while pending:
+        done = collect()
+    return out[:done]
 
 
 class Model:
-  """Both towers with their weights, over all local devices."""
+  """An encoder for any number of inputs: compiled for powers of two up to BATCH."""
 
-  def __init__(self, encoder: embed.Encoder):
+  def __init__(self, encoder: Encoder):
     self.config, self.step = encoder.config, encoder.step
     self.tokenizer, self.variables = encoder.tokenizer, encoder.variables
     self.fingerprint = functools.cache(encoder.fingerprint)  # () -> str
@@ -38,115 +152,70 @@ class Model:
     for i, caption in enumerate(captions):
       if not isinstance(caption, str):
         raise TypeError(f"captions[{i}] is {type(caption).__name__}; expected a string")
-    parts = [
-      encoder.embed_text(captions[part], _progress(progress, captions))
-      for encoder, part in self._split(len(captions))
-    ]
-    return self._joined(parts)
+    return self.embed_queries(captions, _progress(progress, captions))[0]
 
-  def embed_images(self, pictures, progress=None) -> np.ndarray:
+  def embed_queries(self, captions: list[str], progress=False) -> tuple[np.ndarray, np.ndarray]:
+    """[n] -> float32 [n, D] unit vectors, float32 [n, width] features of the text tower."""
+    vectors, features = [], []
+    for encoder, part in self._split(len(captions)):
+      features.append(encoder.text_features(captions[part], progress))
+      vectors.append(encoder.project_text(features[-1]))
+    return self._joined(vectors), self._joined(features, self.config.text.width)
+
+  def embed_images(self, images, progress=None) -> np.ndarray:
     """Files, uint8 arrays [H, W, 3] or PIL images [n] -> float32 [n, D], unit norm.
 
-    Cut to the square in the middle and resized, as in evaluation.
+    Cropped to the square in the middle and resized, as in evaluation.
     """
-    pictures = _sequence(pictures, "pictures")
+    images = _sequence(images, "images")
     parts = [
-      encoder.embed_pictures(
-        self._squares(pictures, part), part.stop - part.start, _progress(progress, pictures)
+      encoder.embed_squares(
+        self._squares(images, part), part.stop - part.start, _progress(progress, images)
       )
-      for encoder, part in self._split(len(pictures))
+      for encoder, part in self._split(len(images))
     ]
     return self._joined(parts)
 
   def embed_squares(self, batches, count) -> np.ndarray:
-    """Batches of at most `embed.BATCH` `square`s, `count` at most in all -> float32 [n, D]."""
-    batch = min(embed.BATCH, 1 << max(count - 1, 0).bit_length())
-    return self._encoders(batch).embed_pictures(batches, count)
+    """Batches of at most BATCH `decoding.square`s, `count` at most in all -> float32 [n, D]."""
+    batch = min(BATCH, 1 << max(count - 1, 0).bit_length())
+    return self._encoders(batch).embed_squares(batches, count)
 
-  def _squares(self, pictures, part):
-    """Batches of uint8 [≤ BATCH, size, size, 3], made by as many threads as there are cores."""
-    cut = functools.partial(square, size=self.config.image.size)
+  def _squares(self, images, part):
+    """Batches of uint8 [≤ BATCH, size, size, 3], decoded by a thread per core."""
+    cut = functools.partial(decoding.square, size=self.config.image.size)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-      for start in range(part.start, part.stop, embed.BATCH):
-        rows = range(start, min(start + embed.BATCH, part.stop))
-        yield np.stack(list(pool.map(cut, (pictures[i] for i in rows), rows)))
+      for start in range(part.start, part.stop, BATCH):
+        rows = range(start, min(start + BATCH, part.stop))
+        yield np.stack(list(pool.map(cut, (images[i] for i in rows), rows)))
 
   def _split(self, count):
-    """Whole batches, then what is left in the smallest power of two that holds it."""
-    whole = count // embed.BATCH * embed.BATCH
+    """Whole batches, then the rest in the smallest power of two that holds it."""
+    whole = count // BATCH * BATCH
     if whole:
-      yield self._encoders(embed.BATCH), slice(0, whole)
+      yield self._encoders(BATCH), slice(0, whole)
     if count > whole:
       bucket = 1 << (count - whole - 1).bit_length()
       yield self._encoders(bucket), slice(whole, count)
 
   def _encoder(self, batch):
     model = dual_encoder.from_config(self.config)
-    return embed.Encoder(self.config, model, self.variables, self.tokenizer, batch=batch)
+    return Encoder(self.config, model, self.variables, self.tokenizer, batch=batch)
 
-  def _joined(self, parts):
-    return np.concatenate([np.zeros((0, self.config.embedding_dim), np.float32), *parts])
-
-
-def square(picture, index=0, size=224):  # -> uint8 [size, size, 3]
-  """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cut and resized as in evaluation.
-
-  By way of an encoded picture: what evaluation decodes.
-  """
-  path = isinstance(picture, str | os.PathLike)
-  name = repr(str(picture)) if path else f"pictures[{index}]"
-  try:
-    if path or isinstance(picture, bytes):
-      data = _upright(picture if isinstance(picture, bytes) else epath.Path(picture).read_bytes())
-    else:
-      data = _png(_image(picture, index))
-    return images.decode(data, images.centres([data])[0], size)
-  except TypeError:
-    raise
-  except Exception as error:  # whatever PIL raises
-    if isinstance(error, ValueError) and str(error).startswith("pictures["):
-      raise
-    raise ValueError(f"{name} is not a readable picture ({_line(error)})") from error
-
-
-def _upright(data):
-  """Bytes of any picture -> bytes of a JPEG or PNG, upright."""
-  image = Image.open(io.BytesIO(data))
-  if image.width * image.height > MAX_PIXELS:
-    raise ValueError(f"{image.width} x {image.height} pixels are over the limit")
-  upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-  plain = image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L") and upright
-  return data if plain else _png(ImageOps.exif_transpose(image))
-
-
-def _image(picture, index):
-  if isinstance(picture, Image.Image):
-    return picture
-  if not isinstance(picture, np.ndarray):
-    kind = type(picture).__name__
-    raise TypeError(f"pictures[{index}] is {kind}; expected a path, a uint8 array or a PIL image")
-  if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-    raise ValueError(
-      f"pictures[{index}] is {picture.dtype} {picture.shape}; expected uint8 [height, width, 3]"
-    )
-  return Image.fromarray(picture)
-
-
-def _png(image):
-  out = io.BytesIO()
-  image.convert("RGB").save(out, "PNG", compress_level=1)
-  return out.getvalue()
-
-
-def _line(error):
-  return (str(error).splitlines() or [type(error).__name__])[0]
+  def _joined(self, parts, width=None):
+    none = np.zeros((0, width or self.config.embedding_dim), np.float32)
+    return np.concatenate([none, *parts])
 
 
 def _sequence(items, name):
-  if isinstance(items, str | os.PathLike | np.ndarray | Image.Image):
+  if isinstance(items, str | os.PathLike | np.ndarray) or hasattr(items, "convert"):  # PIL
     raise TypeError(f"{name} should be a list; for a single one, pass [{name[:-1]}]")
   return list(items)
 
 
 def _progress(progress, items):
-  return len(items) > embed.BATCH if progress is None else progress
+  return len(items) > BATCH if progress is None else progress
+
+
+def _unit(x):  # [B, D] -> [B, D]
+  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

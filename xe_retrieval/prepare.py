@@ -5,8 +5,8 @@
   python -m xe_retrieval.prepare --flickr30k=dataset_flickr30k.json --images=photos --out=datasets
 
 Then train with --config.data.name=captions/NAME (or conceptual_captions, or flickr30k) and
---config.data.dir=datasets. Interrupted, the same command goes on where it was. What was not kept,
-and why, is in manifest.json and rejected.tsv beside the data.
+--config.data.dir=datasets. After an interruption, the same command resumes. Beside the data,
+rejected.tsv lists every row that was left out, with the reason; manifest.json has the counts.
 """
 
 import hashlib
@@ -18,33 +18,44 @@ import sys
 
 from absl import app, flags
 
-from xe_retrieval import command_line
-from xe_retrieval.data import archives, preparation, records, tables
+from xe_retrieval import config as config_lib
+from xe_retrieval.preparation import archives, caption_tables, jobs, records
 
 
-def table(captions: str, images: str, name: str = "") -> preparation.Job:
-  """A CSV, TSV or JSONL file and a folder (or tar) of pictures."""
+def prepare(job: jobs.Job, out: str, options: records.Options, processes=1, progress=False) -> dict:
+  """Makes the data set under `out` and returns its manifest."""
+
+  def register(*arguments):
+    from xe_retrieval.data import datasets  # here: importing TensorFlow takes seconds
+
+    datasets.register(*arguments)
+
+  return jobs.run(job, out, options, register, processes, progress)
+
+
+def table(captions: str, images: str, name: str = "") -> jobs.Job:
+  """A CSV, TSV or JSONL file and a folder (or tar) of images."""
   name = f"captions/{name or pathlib.Path(captions).stem}"
-  return _pictures(name, captions, images, *tables.group(tables.rows(captions)))
+  return _table_job(name, captions, images, *caption_tables.group(caption_tables.rows(captions)))
 
 
-def flickr30k(captions: str, images: str, name: str = "") -> preparation.Job:
-  """Karpathy's JSON file and a folder (or tar) of pictures.
+def flickr30k(captions: str, images: str, name: str = "") -> jobs.Job:
+  """Karpathy's JSON file and a folder (or tar) of images.
 
-  Equal captions of a picture are kept: its test split of 5,000 captions is what others measure on.
+  Equal captions of an image are kept: published results use all 5,000 captions of the test split.
   """
   name = f"captions/{name}" if name else "flickr30k"
-  samples, rejections = tables.group(tables.karpathy(captions), duplicates=True)
-  return _pictures(name, captions, images, samples, rejections)
+  samples, rejections = caption_tables.group(caption_tables.karpathy(captions), duplicates=True)
+  return _table_job(name, captions, images, samples, rejections)
 
 
-def webdataset(patterns: list[str], name: str = "") -> preparation.Job:
-  """Tar shards as img2dataset writes them; each is a unit of work."""
+def webdataset(patterns: list[str], name: str = "") -> jobs.Job:
+  """Tar shards in the layout of img2dataset; each is a unit of work."""
   shards = [shard for pattern in patterns for shard in archives.shards(pattern)]
   made_from = [[os.path.abspath(path), os.path.getsize(path), split] for path, split in shards]
   units = [records.TarUnit(path, split) for path, split in shards]
   name = f"captions/{name}" if name else "conceptual_captions"
-  return preparation.Job(name, {"webdataset": made_from}, units)
+  return jobs.Job(name, {"webdataset": made_from}, units)
 
 
 def shares(text: str) -> tuple[tuple[str, float], ...]:
@@ -59,43 +70,42 @@ def shares(text: str) -> tuple[tuple[str, float], ...]:
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"error: unexpected argument {argv[1]!r}")
-  command_line.quieten()
   given = flags.FLAGS
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     side = None if given.max_side == "none" else int(given.max_side)
     options = records.Options(side, given.max_pixels, shares(given.shares), given.strict)
-    manifest = preparation.run(_job(given), given.out, options, given.processes, progress=True)
+    manifest = prepare(_job(given), given.out, options, given.processes, progress=True)
   except ValueError as e:
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
-    sys.exit("\nstopped; the same command goes on from there")
+    sys.exit("\nstopped; run the same command to resume")
   print(_summary(manifest, given.out))
 
 
 def _job(given):
   sources = [s for s in ("captions", "webdataset", "flickr30k") if given[s].value]
   if len(sources) != 1:
-    raise ValueError("prepare what? One of --captions, --webdataset and --flickr30k is needed")
+    raise ValueError("exactly one of --captions, --webdataset and --flickr30k is needed")
   if sources == ["webdataset"]:
     return webdataset(given.webdataset, given.name)
   if not given.images:
-    raise ValueError(f"--{sources[0]} needs --images, the folder of the pictures")
+    raise ValueError(f"--{sources[0]} needs --images, the folder of the images")
   make = {"captions": table, "flickr30k": flickr30k}[sources[0]]
   return make(given[sources[0]].value, given.images, given.name)
 
 
-def _pictures(name, captions, images, samples, rejections):
+def _table_job(name, captions, images, samples, rejections):
   if not re.fullmatch(r"flickr30k|captions/\w[\w.-]*", name):
-    raise ValueError(f"{name}: a name should be of letters, digits, _ and -; choose a --name")
+    raise ValueError(f"{name}: a name has only letters, digits, _, . and -; choose another --name")
   folder = archives.folder(images)
-  size = min(max(len(samples) // 64, 256), 4096)  # not by processes: the shards are always the same
+  size = min(max(len(samples) // 64, 256), 4096)  # the same for any --processes
   parts = [samples[start : start + size] for start in range(0, len(samples), size)]
   units = [records.TableUnit(folder.part([s.file for s in part]), part) for part in parts]
   with open(captions, "rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
   made_from = {"captions": os.path.basename(captions), "sha256": digest}
-  return preparation.Job(name, made_from | {"images": os.path.abspath(images)}, units, rejections)
+  return jobs.Job(name, made_from | {"images": os.path.abspath(images)}, units, rejections)
 
 
 def _summary(manifest, out):
@@ -108,33 +118,31 @@ def _summary(manifest, out):
     if count:
       lines.append(f"  {count:,} images of {split} look like images of train (near_duplicates.tsv)")
   if manifest["near duplicates of train"] and manifest["plan"]["max_side"] is None:
-    lines.append("  (undecoded JPEGs were compared by their bytes: only exact copies are known)")
+    lines.append("  (JPEGs were not decoded: only exact copies were found)")
   lines.append(f"train on it with --config.data.name={manifest['plan']['name']}")
   return "\n".join(lines) + f" --config.data.dir={out}"
 
 
 def _define_flags():
   flags.DEFINE_string("captions", None, "CSV, TSV or JSONL with image, caption[, split, …].")
-  flags.DEFINE_string("images", None, "Folder (or uncompressed tar) of the pictures.")
-  flags.DEFINE_multi_string(
-    "webdataset", [], "Tar shards: name{00000..00331}.tar; 'split=' before it names their split."
-  )
+  flags.DEFINE_string("images", None, "Folder (or uncompressed tar) of the images.")
+  flags.DEFINE_multi_string("webdataset", [], "Tar shards, as [split=]name{00000..00331}.tar.")
   flags.DEFINE_string("flickr30k", None, "Karpathy's dataset_flickr30k.json.")
-  flags.DEFINE_string("out", "datasets", "Where data sets lie; --config.data.dir of the training.")
+  flags.DEFINE_string("out", "datasets", "Directory of data sets; --config.data.dir of training.")
   flags.DEFINE_string("name", "", "The data set is called captions/NAME.")
   flags.DEFINE_string(
     "max_side",
     "384",
-    "Larger pictures are made this large; none: files are copied, JPEGs without decoding them.",
+    "Larger images are scaled down to this; none: files are copied, JPEGs without decoding.",
   )
-  flags.DEFINE_integer("max_pixels", 50_000_000, "Larger pictures are left out.", lower_bound=1)
+  flags.DEFINE_integer("max_pixels", 50_000_000, "Larger images are left out.", lower_bound=1)
   flags.DEFINE_string(
-    "shares", "train=0.9,validation=0.05,test=0.05", "Splits by image, if the data name none."
+    "shares", "train=0.9,validation=0.05,test=0.05", "Shares of images, if the data name no splits."
   )
   flags.DEFINE_bool("strict", False, "Stop at the first row that would be left out.")
-  flags.DEFINE_integer("processes", os.cpu_count(), "How many at once.", lower_bound=1)
+  flags.DEFINE_integer("processes", os.cpu_count(), "Worker processes.", lower_bound=1)
 
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=command_line.parse)
+  app.run(main, flags_parser=config_lib.parse_flags)

@@ -1,8 +1,8 @@
 """Serve: python -m xe_retrieval.serve --index=I
 
-A search page in the browser, and a JSON API beside it (/api/search?q=…, described by
-/api/openapi.json). For this machine only, unless --host says otherwise: there is no password.
-When `index` brings the index up to date, the server takes it over by itself.
+A search page and a JSON API (/api/search?q=…, described by /api/openapi.json). There is no
+password, so the server listens on this machine only unless --host says otherwise. It reloads the
+index by itself when python -m xe_retrieval.index has updated it.
 """
 
 import socket
@@ -10,43 +10,42 @@ import sys
 
 from absl import app, flags
 
-from xe_retrieval import command_line
+from xe_retrieval import config as config_lib
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(index, host="127.0.0.1", port=8000, workdir=""):
-  """Until it is interrupted."""
+  """Runs the server until it is interrupted."""
   import uvicorn
 
   from xe_retrieval.serving import app as apps
-  from xe_retrieval.serving import state as states
+  from xe_retrieval.serving.service import Service
 
   listener = _listen(host, port)
-  state = states.State(index, workdir)
-  state.warm_up()
+  service = Service(index, workdir)
+  service.warm_up()
   config = uvicorn.Config(
-    apps.make(state, local=host in LOCAL),
-    log_level="error",  # less would tell of every request that is not HTTP
+    apps.make(service, local=host in LOOPBACK),
+    log_level="error",  # "warning" would log every malformed request
     access_log=False,
     server_header=False,
     timeout_keep_alive=30,
     timeout_graceful_shutdown=5,
   )
   name = f"[{host}]" if ":" in host else host
-  images = len(state.searcher.collection)
+  images = len(service.searcher.collection)
   print(
     f"{images:,} images: http://{name}:{listener.getsockname()[1]}  (Ctrl-C ends it)", flush=True
   )
-  if state.searcher.cutoffs is None:
-    print("the model was not evaluated: results come without precision", file=sys.stderr)
+  if service.searcher.calibration is None:
+    print("the model was not evaluated: results have no probability", file=sys.stderr)
   uvicorn.Server(config).run(sockets=[listener])
 
 
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"error: unexpected argument {argv[1]!r}; the index is named as --index={argv[1]}")
-  command_line.quieten()
   f = flags.FLAGS
   try:
     serve(f.index, f.host, f.port, f.workdir)
@@ -57,7 +56,7 @@ def main(argv):
 
 
 def _listen(host, port):
-  """Before the model is loaded: a taken port should not be news after half a minute."""
+  """Binds the port before the model is loaded, so that a port in use fails at once."""
   try:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
@@ -66,12 +65,14 @@ def _listen(host, port):
 
 
 def _define_flags():
-  flags.DEFINE_string("index", None, "What python -m xe_retrieval.index made.", required=True)
-  flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 for everyone.")
-  flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any that is free.", 0, 65_535)
-  flags.DEFINE_string("workdir", "", "Where the model is, if it was moved.")
+  flags.DEFINE_string(
+    "index", None, "Directory written by python -m xe_retrieval.index.", required=True
+  )
+  flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; 0.0.0.0: all interfaces.")
+  flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any free port.", 0, 65_535)
+  flags.DEFINE_string("workdir", "", "Where the model is, if it has moved since indexing.")
 
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=command_line.parse)
+  app.run(main, flags_parser=config_lib.parse_flags)

@@ -1,9 +1,8 @@
 """Table: python -m xe_retrieval.table --config=configs/flickr8k.py --out=DIR [--config.…=…] …
 
-Trains and evaluates every loss × seed in one process, each run in a workdir DIR/LOSS-SEED as
-`main` and `evaluate` would make it, the first seed with its pages, the others without; then
-compares them. What is done already is not done again.
-launch/table.sh does the whole: installation, data, several processes side by side.
+Trains and evaluates every loss × seed in one process, each in a workdir DIR/LOSS-SEED as `main`
+and `evaluate` would, with HTML pages for the first seed only; then compares them. Finished runs are
+skipped. launch/table.sh adds installation, data and parallel processes.
 """
 
 import contextlib
@@ -14,31 +13,27 @@ import time
 from absl import app, flags
 from ml_collections import config_flags
 
-from xe_retrieval import command_line
+from xe_retrieval import config as config_lib
 
-SPLITS = ("validation", "test")  # thresholds are chosen on the first, and measured on the others
-
-
+SPLITS = ("validation", "test")  # calibrated on the first, and judged on the other
 _STOPPED = "stopped; the same command goes on from there"
 
 
 def workdirs(out, losses, seeds):
-  """{(loss, seed): where that run is}; one seed after the other."""
+  """{(loss, seed): workdir}, in the order of seeds."""
   return {(loss, seed): pathlib.Path(out) / f"{loss}-{seed}" for seed in seeds for loss in losses}
 
 
 def run(config, workdir, distractors=(), splits=SPLITS, report=True):
-  """Trains and evaluates, as far as that is not done; False if it was interrupted."""
-  from xe_retrieval import evaluate, train
+  """Trains and evaluates unless that is done; False if it was interrupted."""
+  from xe_retrieval import evaluate, main
 
   if is_done(workdir):
     return True
-  if int(train.train(config, workdir).step) < config.steps:
+  if int(main.train(config, workdir).step) < config.steps:
     return False
   for split in splits:
-    chosen = workdir / "evaluation" / splits[0] / "thresholds.json"
-    thresholds = "" if split == splits[0] else chosen
-    evaluate.evaluate(workdir, split, distractors=distractors, thresholds=thresholds, report=report)
+    evaluate.evaluate(workdir, split, distractors=distractors, report=report)
   (workdir / "done").touch()
   return True
 
@@ -50,7 +45,6 @@ def is_done(workdir):
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; fields are set as --config.batch_size=64")
-  command_line.quieten()
   from xe_retrieval import compare, losses
 
   f = flags.FLAGS
@@ -91,17 +85,15 @@ def _define_flags():
     "config", None, "What to train: a file of configs/, without a loss.", lock_config=True
   )
   flags.mark_flag_as_required("config")
-  flags.DEFINE_string("out", None, "Where the workdirs and the comparisons go.", required=True)
-  flags.DEFINE_list("losses", [], "Names; all by default.")
-  flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Numbers.")
+  flags.DEFINE_string("out", None, "Directory of the workdirs and comparisons.", required=True)
+  flags.DEFINE_list("losses", [], "Names of losses; default: all.")
+  flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Random seeds.")
   flags.DEFINE_multi_string(
-    "distractors", [], "DATASET:SPLIT whose images are searched too; may be repeated."
+    "distractors", [], "DATASET:SPLIT whose images are added to the search; may be repeated."
   )
-  flags.DEFINE_string(
-    "part", "1/1", "n/N: only every N-th run, from the n-th on, and no comparison."
-  )
+  flags.DEFINE_string("part", "1/1", "n/N: every N-th run from the n-th on, without comparison.")
 
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=command_line.parse)
+  app.run(main, flags_parser=config_lib.parse_flags)

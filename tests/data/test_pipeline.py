@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from xe_retrieval import prepare
-from xe_retrieval.data import images, pipeline, preparation, records, shapes, text
+from xe_retrieval.data import decoding, pipeline, shapes, tokenization
+from xe_retrieval.preparation import records
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def source(data_dir):
 
 @pytest.fixture(scope="module")
 def tokenizer(source):
-  return text.train([c for captions in source.captions() for c in captions], 1000, 20)
+  return tokenization.train([c for captions in source.captions() for c in captions], 1000, 20)
 
 
 def batches(source, tokenizer, config, **kwargs):
@@ -60,7 +61,7 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
   assert (batches(source, tokenizer, config)[0]["image_id"] != ids[0]).any()
 
 
-def test_pictures_match_their_captions(source, tokenizer, config):
+def test_images_match_their_captions(source, tokenizer, config):
   config.image.size = 64
   batch = batches(source, tokenizer, config)[0]
   scenes = {i: s for i, s in zip(*source.columns("image_id", "scene").values(), strict=True)}
@@ -69,7 +70,7 @@ def test_pictures_match_their_captions(source, tokenizer, config):
   for row in range(16):
     image_id = batch["image_id"][row]
     np.testing.assert_array_equal(
-      batch["image"][row], shapes.picture(scenes[image_id].astype(np.int8))
+      batch["image"][row], shapes.render(scenes[image_id].astype(np.int8))
     )
     own = [captions[r] for r, i in enumerate(records) if i == image_id]
     tokens = tokenizer([c for record in own for c in record])
@@ -89,7 +90,7 @@ def test_evaluation_keeps_the_short_last_batch(source):
   got = list(pipeline.image_batches(source, 64, batch_size=24))
   assert [len(b) for b in got] == [24, 24, 16]
   scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
-  np.testing.assert_array_equal(np.concatenate(got), [shapes.picture(s) for s in scenes])
+  np.testing.assert_array_equal(np.concatenate(got), [shapes.render(s) for s in scenes])
 
 
 def test_clear_errors(source, tokenizer, config, data_dir):
@@ -103,14 +104,14 @@ def test_clear_errors(source, tokenizer, config, data_dir):
 
 
 def test_tokenizer_is_reproducible_and_spells_unknown_words(source, tokenizer, tmp_path):
-  again = text.train([c for captions in source.captions() for c in captions], 1000, 20)
+  again = tokenization.train([c for captions in source.captions() for c in captions], 1000, 20)
   words = ["a small red circle", "Sour cat!", "a " * 40]
   np.testing.assert_array_equal(tokenizer(words), again(words))
   ids = tokenizer(words)
-  assert (ids[1] != 0).sum() > 5  # letter by letter
-  assert (ids[2] != 0).all()  # cut at 20
+  assert (ids[1] != 0).sum() > 5  # spelt letter by letter
+  assert (ids[2] != 0).all()  # truncated at 20
   tokenizer.save(tmp_path)
-  np.testing.assert_array_equal(text.load(tmp_path, 20)(words), ids)
+  np.testing.assert_array_equal(tokenization.load(tmp_path, 20)(words), ids)
 
 
 def test_tokens_are_those_of_the_library(tokenizer, tmp_path):
@@ -128,66 +129,66 @@ def test_tokens_are_those_of_the_library(tokenizer, tmp_path):
   captions += ["".join(random.choice(letters, random.integers(60))) for _ in range(500)]
   expected = theirs(captions, padding="max_length", truncation=True, max_length=20)["input_ids"]
   np.testing.assert_array_equal(tokenizer(captions), expected)
-  np.testing.assert_array_equal(tokenizer(captions), expected)  # from memory
+  np.testing.assert_array_equal(tokenizer(captions), expected)  # from the cache
 
 
-def test_crops_are_within_the_picture_of_every_size_and_spread_over_it(source):
-  encoded = [source.picture(0)] * 2_000
+def test_crops_are_inside_the_image_and_of_every_size_place_and_aspect(source):
+  encoded = [source.image(0)] * 2_000
   draws = pipeline._hash(0, 0, np.arange(2_000))
-  y, x, height, width = images.random_crops(encoded, draws).T
+  y, x, height, width = decoding.random_crops(encoded, draws).T
   assert min(y.min(), x.min()) == 0 and max((y + height).max(), (x + width).max()) == 64
   area, aspect = height * width / 64**2, width / height
   assert 0.19 < area.min() < 0.22 and 0.95 < area.max() <= 1.0 and 0.5 < area.mean() < 0.65
   assert 0.7 < aspect.min() < 0.8 and 1.25 < aspect.max() < 1.4
-  np.testing.assert_array_equal(images.centres(encoded[:1]), [[0, 0, 64, 64]])
+  np.testing.assert_array_equal(decoding.centres(encoded[:1]), [[0, 0, 64, 64]])
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_sizes_are_read_from_the_head(kind, progressive):
+def test_sizes_are_read_from_the_header(kind, progressive):
   out = io.BytesIO()
   Image.new("RGB", (300, 20)).save(out, kind, progressive=progressive, icc_profile=b"x" * 70_000)
-  np.testing.assert_array_equal(images.centres([out.getvalue()]), [[0, 140, 20, 20]])
+  np.testing.assert_array_equal(decoding.centres([out.getvalue()]), [[0, 140, 20, 20]])
 
 
-def test_decoding_a_part_is_the_part_of_the_decoded():
+def test_decoding_a_crop_equals_cropping_the_decoded_image():
   y, x = np.mgrid[:50, :80]
   image = Image.fromarray(np.stack([x * 3, y * 5, x + y], -1).astype(np.uint8))
   for kind, tolerance in (("JPEG", 6), ("PNG", 0)):
     out = io.BytesIO()
     image.save(out, kind, **({"quality": 98, "subsampling": 0} if kind == "JPEG" else {}))
-    part = images.decode(out.getvalue(), np.array([7, 21, 32, 32], np.int32), 32)
+    part = decoding.decode(out.getvalue(), np.array([7, 21, 32, 32], np.int32), 32)
     exact = np.asarray(image)[7:39, 21:53].astype(int)
     assert np.abs(part - exact).max() <= tolerance
 
 
 @pytest.mark.parametrize("size", [100, 52, 24, 10])  # decoded whole, at 1/2, 1/4 and 1/8
-def test_decoding_at_a_fraction_of_the_size_shows_the_same(size):
+def test_decoding_at_reduced_size_shows_the_same(size):
   y, x = np.mgrid[:240, :320]
   image = Image.fromarray(np.stack([x * 0.8, y, 255 - x * 0.8], -1).astype(np.uint8))
   out = io.BytesIO()
   image.save(out, "JPEG", quality=95)
-  part = images.decode(out.getvalue(), np.array([40, 60, 120, 110], np.int32), size)
+  part = decoding.decode(out.getvalue(), np.array([40, 60, 120, 110], np.int32), size)
   exact = image.resize((size, size), Image.Resampling.BOX, box=(60, 40, 170, 160))
   assert np.abs(part - np.asarray(exact, int)).max() <= 12
 
 
-def test_a_broken_picture_is_shown_grey_and_ends_nothing(tmp_path, config, tokenizer):
-  pictures = []
+def test_a_broken_image_is_grey_and_the_run_goes_on(tmp_path, config, tokenizer):
+  images = []
   for n in range(48):
     out = io.BytesIO()
     Image.new("RGB", (16, 16), (5 * n, 255 - 5 * n, 0)).save(out, "JPEG")
-    pictures.append(out.getvalue())
-  head = pictures[20].index(b"\xff\xc4")  # tables that no decoder accepts, found only by decoding
-  pictures[20] = pictures[20][:head] + b"\xff\xc4\x00\x13\x00" + b"\xff" * 16 + pictures[20][head:]
+    images.append(out.getvalue())
+  table = images[20].index(b"\xff\xc4")  # an invalid Huffman table, found only by decoding
+  images[20] = images[20][:table] + b"\xff\xc4\x00\x13\x00" + b"\xff" * 16 + images[20][table:]
   with tarfile.open(tmp_path / "0.tar", "w") as tar:
-    for n, picture in enumerate(pictures):
-      for name, content in ((f"{n:03d}.jpg", picture), (f"{n:03d}.txt", b"a red circle")):
+    for n, image in enumerate(images):
+      for name, content in ((f"{n:03d}.jpg", image), (f"{n:03d}.txt", b"a red circle")):
         member = tarfile.TarInfo(name)
         member.size = len(content)
         tar.addfile(member, io.BytesIO(content))
   options = records.Options(None, shares=(("train", 1.0),))
-  preparation.run(prepare.webdataset([f"{tmp_path}/0.tar"], "broken"), tmp_path, options)
+  prepare.prepare(prepare.webdataset([f"{tmp_path}/0.tar"], "broken"), tmp_path, options)
   source = pipeline.Source("captions/broken", str(tmp_path), "train")
   assert len(source) == 48
   config.steps = 3
@@ -199,7 +200,10 @@ def test_a_broken_picture_is_shown_grey_and_ends_nothing(tmp_path, config, token
   assert [len(b) for b in pipeline.image_batches(source, 16, batch_size=40)] == [40, 8]
 
 
-def test_starting_late_costs_no_more_than_starting_early(source, tokenizer, config):
+def test_starting_late_reads_no_earlier_record(source, tokenizer, config, monkeypatch):
   config.steps = 10**9
-  late = next(pipeline.train_batches(source, tokenizer, config, start=10**9 - 1))
-  assert late["image"].shape == (16, 16, 16, 3)
+  read, indices = source.read, []
+  monkeypatch.setattr(source, "read", lambda rows: indices.extend(rows) or read(rows))
+  (last,) = batches(source, tokenizer, config, start=10**9 - 1)
+  assert last["image"].shape == (16, 16, 16, 3)
+  np.testing.assert_array_equal(indices, pipeline.choice(64, config)(10**9 - 1)[0])

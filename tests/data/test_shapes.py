@@ -1,4 +1,4 @@
-"""The embedded data set: deterministic, disjoint splits, captions whose truth is known."""
+"""The embedded data set: deterministic, disjoint splits, captions with known relevance."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_every_caption_is_true_of_its_own_scene():
     ("a large white star, a small red circle and a small red circle", False, True),
   ],
 )
-def test_truth(caption, two, three):
+def test_relevance(caption, two, three):
   assert shapes.relevance([caption], np.stack([TWO, THREE])).tolist() == [[two, three]]
 
 
@@ -73,9 +73,9 @@ def test_a_sentence_outside_the_grammar_is_refused():
     shapes.relevance(["two dogs on a beach"], TWO[None])
 
 
-def test_pictures_show_the_objects_where_they_are():
-  picture = shapes.picture(TWO)
-  assert picture.shape == (64, 64, 3) and picture.dtype == np.uint8
-  np.testing.assert_array_equal(picture[10, 10], shapes.COLOURS["red"])
-  np.testing.assert_array_equal(picture[32, 53], shapes.COLOURS["blue"])
-  np.testing.assert_array_equal(picture[60, 10], shapes.BACKGROUND)
+def test_images_show_the_objects_in_their_places():
+  image = shapes.render(TWO)
+  assert image.shape == (64, 64, 3) and image.dtype == np.uint8
+  np.testing.assert_array_equal(image[10, 10], shapes.COLOURS["red"])
+  np.testing.assert_array_equal(image[32, 53], shapes.COLOURS["blue"])
+  np.testing.assert_array_equal(image[60, 10], shapes.BACKGROUND)

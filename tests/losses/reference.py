@@ -1,4 +1,4 @@
-"""Every loss once more in float64 NumPy, written from the papers, with its gradients."""
+"""Every loss and its gradients in float64 NumPy, written independently from the papers."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What streaming promises beyond the numbers: linear memory, one compilation, your own step."""
+"""Streaming losses: linear memory, and one compilation inside a train step."""
 
 import functools
 
@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from xe_retrieval import losses
-from xe_retrieval.losses import pairs
+from xe_retrieval.losses import pair_scores
 
 NAMES = losses.names()
 
@@ -21,21 +21,21 @@ def compiled(name, n):
   return jax.jit(jax.value_and_grad(loss, (0, 1))).lower(x, x).compile()
 
 
-@pytest.mark.parametrize("name", ["cross_example_softmax", "snm", "cross_example_negative_mining"])
+@pytest.mark.parametrize("name", ["snm", "cross_example_negative_mining"])
 def test_memory_is_linear_in_the_batch(name):
   sizes = [compiled(name, n).memory_analysis().temp_size_in_bytes for n in (8192, 16384)]
   assert sizes[1] <= 2.1 * sizes[0]
-  assert sizes[1] < 16384**2  # a byte for each pair would not fit
+  assert sizes[1] < 16384**2  # less than a byte per pair
 
 
 @pytest.mark.parametrize("columns, rows", [(65_536, 256), (262_144, 256), (2**20, 64), (2**23, 32)])
 def test_strips_of_many_columns_are_narrower(columns, rows):
-  (strips,), real = pairs.strips((jnp.zeros((512, 1)),), columns)
+  (strips,), real = pair_scores.strips((jnp.zeros((512, 1)),), columns)
   assert strips.shape == (512 // rows, rows, 1) and real is None
 
 
-def test_one_compilation_in_a_step_of_ones_own():
-  loss = losses.get("cross_example_negative_mining", implementation="streaming")
+def test_one_compilation_in_a_train_step():
+  loss = losses.get("cross_example_softmax", implementation="streaming")
   optimizer = optax.sgd(0.1)
   traces = []
 

@@ -1,4 +1,4 @@
-"""Counting compiled programs: against numbers by hand, on eight CPU devices."""
+"""Costs of compiled programs against counts by hand, on eight CPU devices."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from xe_retrieval import losses
-from xe_retrieval.planning import costs, program
+from xe_retrieval.data import mesh as mesh_lib
+from xe_retrieval.planning import costs, hlo
 from xe_retrieval.towers.convolution import convolve
-from xe_retrieval.training import mesh as mesh_lib
 
 
 def _compiled(function, *shapes, **options):
@@ -16,11 +16,11 @@ def _compiled(function, *shapes, **options):
   return jax.jit(function, **options).lower(*shapes).compile().as_text()
 
 
-def test_shapes_are_padded_to_tiles_and_know_their_memory():
-  one, two = program.shapes("(f32[10,100]{1,0:T(8,128)}, bf16[3,5,200]{0,2,1:T(8,128)(2,1)S(1)})")
+def test_shapes_are_padded_to_tiles_and_have_a_memory_space():
+  one, two = hlo.shapes("(f32[10,100]{1,0:T(8,128)}, bf16[3,5,200]{0,2,1:T(8,128)(2,1)S(1)})")
   assert (one.bytes, one.space) == (16 * 128 * 4, 0)
-  assert (two.bytes, two.space) == (128 * 5 * 200 * 2, 1)  # axis 0 is the innermost, then axis 2
-  assert program.shapes("pred[]")[0].bytes == 1
+  assert (two.bytes, two.space) == (128 * 5 * 200 * 2, 1)  # axis 0 is the minor one, then axis 2
+  assert hlo.shapes("pred[]")[0].bytes == 1
 
 
 def test_products():
@@ -30,7 +30,7 @@ def test_products():
   assert total.bytes >= 4 * 3 * (16 * 32 + 32 * 64 + 16 * 64)
 
 
-def test_a_product_at_full_precision_is_six_passes():
+def test_a_product_at_full_precision_takes_six_passes():
   text = _compiled(lambda x, y: jnp.matmul(x, y, precision="highest"), (16, 32), (32, 64))
   total = costs.count(text).total
   assert total.passes == 6 * total.flops == 6 * 2 * 16 * 32 * 64
@@ -38,27 +38,27 @@ def test_a_product_at_full_precision_is_six_passes():
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolutions_and_their_gradients(stride):
-  # Of a 3x3 window at the edge, a third is padding: over 8 positions, 22 of 24 meet a number.
+  # A third of a 3x3 window at the edge is padding: over 8 positions, 22 of 24 are inside.
   forward = lambda x, k: convolve(x, k, stride)  # noqa: E731
-  met = 22 if stride == 1 else 11
+  inside = 22 if stride == 1 else 11
   text = _compiled(forward, (2, 8, 8, 4), (3, 3, 4, 5))
-  assert costs.count(text).total.flops == 2 * 2 * 4 * 5 * met**2
+  assert costs.count(text).total.flops == 2 * 2 * 4 * 5 * inside**2
   default = lambda x, k: jax.lax.conv_general_dilated(  # noqa: E731
     x, k, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
   )
   both = jax.grad(lambda x, k: jnp.sum(default(x, k) ** 2), argnums=(0, 1))
   text = _compiled(both, (2, 8, 8, 4), (3, 3, 4, 5))
-  assert costs.count(text).total.flops == 3 * 2 * 2 * 4 * 5 * met**2
+  assert costs.count(text).total.flops == 3 * 2 * 2 * 4 * 5 * inside**2
 
 
-def test_loops_count_as_often_as_they_run():
+def test_loop_bodies_are_multiplied_by_the_trip_count():
   def function(x, y):
     return jax.lax.scan(lambda c, row: (jnp.tanh(c @ y + row), None), x[0], x)[0]
 
   assert costs.count(_compiled(function, (7, 16, 16), (16, 16))).total.flops == 7 * 2 * 16**3
 
 
-def test_loops_of_unknown_length_are_said():
+def test_unknown_trip_counts_are_assumed_or_reported():
   def function(x):
     with jax.named_scope("passes"):
       x = jax.lax.while_loop(lambda x: jnp.sum(x) > 1, lambda x: x @ x, x)
@@ -74,7 +74,7 @@ def test_collectives():
   mesh = mesh_lib.make()
 
   @jax.shard_map(mesh=mesh, in_specs=P("data"), out_specs=(P(), P("data")))
-  def function(x):  # [2, 4] here
+  def function(x):  # [2, 4] on each device
     every = jax.lax.all_gather(x, "data", tiled=True)  # [16, 4]
     return jax.lax.psum(jnp.sum(x * 2, axis=0), "data"), jax.lax.psum_scatter(
       jnp.sin(every), "data", tiled=True
@@ -164,8 +164,7 @@ ENTRY %main.1 (x.2: f32[8,128]) -> f32[8,128] {
 def test_a_loop_as_the_tpu_compiler_prints_it():
   total = costs.count(TPU_LOOP).total
   assert total.cycles == 3 * 10  # from 1 to 4
-  # Once from HBM to the chip; in each round written to HBM and read again; two slices, which are
-  # padded to a tile.
+  # Copied once from HBM; in each trip written to HBM and read again; two slices, padded to a tile.
   assert total.bytes == (1 + 3 * 2 + 2) * 8 * 128 * 4
 
 
@@ -190,9 +189,9 @@ ENTRY %main.1 (x.1: f32[4,128], x.2: f32[8,128], x.3: f32[128,128]) -> f32[8,128
 """
 
 
-def test_a_collective_that_runs_beside_products_counts_once():
+def test_an_asynchronous_collective_in_two_fusions_counts_once():
   total = costs.count(TPU_CHAIN).total
   assert total.flops == 2 * 2 * 8 * 128 * 128  # in both fusions
   assert total.calls == {"all-gather": 1}
   products = 2 * (8 * 128 + 128 * 128 + 8 * 128) * 4
-  assert total.bytes == products + (8 + 4) * 128 * 4  # gathered once: a half read, all written
+  assert total.bytes == products + (8 + 4) * 128 * 4  # all-gather: half is read, all is written

@@ -1,4 +1,4 @@
-"""The planner, from a config to a table: on CPU devices, and once with the TPU compiler."""
+"""The planner from config to table, on CPU devices; with the TPU compiler if it is installed."""
 
 import csv
 import gzip
@@ -13,14 +13,24 @@ import numpy as np
 import pytest
 
 from xe_retrieval import plan as command
-from xe_retrieval.planning import child, chips, compile, costs, fit, plans, roofline, sweep, text
-from xe_retrieval.training import build
-from xe_retrieval.training import mesh as mesh_lib
+from xe_retrieval.data import mesh as mesh_lib
+from xe_retrieval.planning import (
+  chips,
+  compile,
+  compile_subprocess,
+  costs,
+  plan_text,
+  plans,
+  remedies,
+  roofline,
+  sweep,
+)
+from xe_retrieval.training import step
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-  """One for all tests of a session, none of the user's."""
+  """One cache for the session, apart from the user's."""
   root = tmp_path_factory.getbasetemp() / "plans"
   monkeypatch.setenv("XDG_CACHE_HOME", str(root))
   return root
@@ -28,7 +38,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def here(monkeypatch):
-  """Compiles in this process, which is the same without the seconds that a new one takes."""
+  """Compiles in this process, which saves the start of a subprocess."""
 
   def run(request, out, say):
     answer, program = compile.compile_step(
@@ -38,11 +48,10 @@ def here(monkeypatch):
     with gzip.open(pathlib.Path(out) / "program.txt.gz", "wt") as f:
       f.write(program)
 
-  monkeypatch.setattr(plans.child, "compile", run)
+  monkeypatch.setattr(plans.compile_subprocess, "compile", run)
 
 
-def test_cpu_devices_in_a_child_process(config, tmp_path, cache):
-  """The command itself: what it prints and writes, and that it compiles only once."""
+def test_the_command_prints_writes_json_and_compiles_once(config, tmp_path, cache):
   file = tmp_path / "plan.json"
   arguments = [
     "--config=configs/quickstart.py:cross_example_softmax",
@@ -68,10 +77,10 @@ def test_cpu_devices_in_a_child_process(config, tmp_path, cache):
   assert again.used == found["used_bytes"]
 
 
-def test_it_is_the_step_of_training(config, here):
+def test_the_plan_is_of_the_training_step(config, here):
   config = command.architecture(config)
   plan = plans.make(config, "cpu:8")
-  built = build.build(config, mesh_lib.make())
+  built = step.build(config, mesh_lib.make())
   memory = built.lower().compile().memory_analysis()
   assert plan.memory["temporaries"] == memory.temp_size_in_bytes
   assert plan.memory["arguments"] == memory.argument_size_in_bytes
@@ -82,22 +91,22 @@ def test_it_is_the_step_of_training(config, here):
 
 @pytest.fixture
 def larger(config):
-  """Activations matter; one tower is frozen and remat is on, so that less is compiled."""
+  """Large activations; a frozen tower and remat, so that less is compiled."""
   config = command.architecture(config)
   config.batch_size, config.remat, config.text.mlp = 256, True, 128
   config.image.freeze = "all"
   return config
 
 
-def test_what_would_fit(larger, here):
+def test_remedies_fit(larger, here):
   whole = plans.make(larger, "cpu:2")
   plan = plans.make(larger, "cpu:2", limit=0.8 * whole.used)
-  assert whole.fits and not plan.fits and "does not fit" in text.describe(plan)
-  tried = {remedy.flag: remedy for remedy in fit.remedies(plan, larger)}
+  assert whole.fits and not plan.fits and "does not fit" in plan_text.describe(plan)
+  tried = {remedy.flag: remedy for remedy in remedies.remedies(plan, larger)}
   assert list(tried) == ["--config.micro_batch=128", "--topology=cpu:4"]
   for remedy in tried.values():
     assert remedy.plan.fits and remedy.plan.used < plan.limit
-    assert "fits, at most" in text.remedy(remedy)
+    assert "fits, at most" in plan_text.remedy(remedy)
 
 
 def test_sweep(larger, here, tmp_path):
@@ -107,11 +116,11 @@ def test_sweep(larger, here, tmp_path):
   table = sweep.table(rows).splitlines()
   assert len(table) == 2 + 4 + 1 and "cpu:4" in table[3]
   assert table[-1] == "cpu:3, batch 256: does not divide"
-  data, picture = sweep.write(tmp_path, rows)
+  data, plot = sweep.write(tmp_path, rows)
   lines = list(csv.DictReader(data.open()))
   assert [line["fits"] for line in lines] == ["yes", "yes", "no", "error"]
   assert float(lines[0]["pairs/s"]) == pytest.approx(rows[0].plan.pairs_per_second)
-  assert picture.stat().st_size > 10_000
+  assert plot.stat().st_size > 10_000
 
 
 def test_the_roofline_by_hand():
@@ -120,7 +129,7 @@ def test_the_roofline_by_hand():
   cost.collectives["all-reduce", 4, 256] = 10
   times = roofline.times(cost, chips.topology("v5e:16x16"))
   assert times.compute == pytest.approx(1) and times.memory == pytest.approx(0.5)
-  # Twice through four links of 50 GB/s; or twice past 8 + 8 chips of a ring, a microsecond each.
+  # Twice over four links of 50 GB/s; or latency: twice 8 + 8 hops, a microsecond each.
   assert times.interconnect == pytest.approx(3 * 2 * 1e-3 * 255 / 256 + 10 * 2 * 16e-6)
   assert times.binding == "compute" and times.bound == pytest.approx(1)
 
@@ -136,7 +145,7 @@ def test_topologies(name, size, links, hops):
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:0x4", "16x16", "v5e:axb"])
-def test_a_topology_that_is_none_is_answered_with_those_that_are(name):
+def test_an_unknown_topology_is_answered_with_the_known_ones(name):
   with pytest.raises(ValueError, match=r"v5e:2x2.*v5e:16x16.*cpu:N"):
     chips.topology(name)
 
@@ -152,11 +161,13 @@ def test_a_compiler_that_aborts_is_one_sentence(config, monkeypatch):
   with pytest.raises(ValueError, match=r"for cpu:4 failed with exit code 1; .*v5e:16x16") as error:
     plans.make(config, "cpu:4")
   assert "\n" not in str(error.value)
-  assert "signal 6 (F0 Check failed: bad)" in child.why("v5e:3x5", -6, "F0 Check failed: bad\n")
+  assert "signal 6 (F0 Check failed: bad)" in compile_subprocess.failure(
+    "v5e:3x5", -6, "F0 Check failed: bad\n"
+  )
 
 
-def test_what_xla_wrote_down_is_read(tmp_path):
-  """Buffers as the TPU compiler lists them: color 1 is memory on the chip, not HBM."""
+def test_the_dump_of_xla_is_read(tmp_path):
+  """Buffers as the TPU compiler lists them: color 1 is on-chip memory, not HBM."""
   (tmp_path / "dump").mkdir()
   (tmp_path / "traced.json").write_text('{"batch": 7}')
   program = tmp_path / "dump" / "m.after_optimizations_after_buffer_assignment.txt"
@@ -169,7 +180,7 @@ def test_what_xla_wrote_down_is_read(tmp_path):
     "allocation 3: size 200, preallocated-temp:\n"
     "allocation 4: size 1000, constant:\n"
   )
-  child._read_dump(tmp_path, program, 3.0)
+  compile_subprocess._read_dump(tmp_path, program, 3.0)
   answer = json.loads((tmp_path / "answer.json").read_text())
   assert [answer[k] for k in ("arguments", "results", "temporaries", "program", "batch")] == [
     *(5, 30, 200, 1000, 7)
@@ -186,7 +197,7 @@ def test_impossible_configs_are_answered_before_compiling(config, here):
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
 def test_the_loss_on_a_pod(config):
-  """The real compiler for 32 chips; the sweep over the rows is a loop, counted as such."""
+  """The TPU compiler for 32 chips; the streaming loss is a loop over rows."""
   config.loss_implementation, config.batch_size, config.embedding_dim = "streaming", 32_768, 128
   plan = plans.make(config, "v5e:4x8", only="loss")
   loss = plan.counted.parts["loss"]
@@ -195,13 +206,13 @@ def test_the_loss_on_a_pod(config):
 
 
 def _flat(config):
-  """The fields in which the tests' config differs from the quickstart's, as flags have them."""
+  """The fields in which the tests' config differs from the quickstart's, as flag values."""
   from configs import quickstart
-  from xe_retrieval import settings
+  from xe_retrieval import config as config_lib
 
   plain = quickstart.get_config("cross_example_softmax")
-  changed = [line[len("config.") :].split(":")[0] for line in settings.difference(plain, config)]
-  values = {name: settings._get(config, name) for name in changed}
+  changed = [line[len("config.") :].split(":")[0] for line in config_lib.difference(plain, config)]
+  values = {name: config_lib._get(config, name) for name in changed}
   return {k: str(v).replace(" ", "") for k, v in values.items() if k != "data.dir"}
 
 

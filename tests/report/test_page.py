@@ -1,55 +1,66 @@
-"""The report: self-contained, escaped, and saying what was measured."""
+"""The report: self-contained, escaped, with the right images, marks and numbers."""
 
 import base64
 import csv
 import html.parser
 import io
 import json
+import re
+import types
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from xe_retrieval.report import page
-from xe_retrieval.retrieval import evaluation
-from xe_retrieval.retrieval.pairs import Pairs
+from xe_retrieval.calibration import artifact
+from xe_retrieval.calibration import run as runs
+from xe_retrieval.evaluation import figures
+from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.evaluation.embedded import Images, Pairs
+from xe_retrieval.report import gallery, page
 
 NASTY = "<script>alert('x')</script> & \"quotes\" {{ 7 * 7 }}"
 CONFIG = {"loss": "cross_example_softmax", "seed": 0}
+DISTRACTORS = [Images(np.random.default_rng(1).standard_normal((30, 16)).astype(np.float32) / 4)]
 
 
 @pytest.fixture(scope="module")
 def pairs():
-  random = np.random.default_rng(0)
-  image = random.standard_normal((40, 16))
-  own = np.repeat(np.arange(40), 2)
-  text = image[own] + 0.9 * random.standard_normal((80, 16))
-  text, image = (
-    (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32) for x in (text, image)
-  )
-  captions = [f"{NASTY} {q}" for q in range(80)]
-  relevant = (text @ image.T > 0.7) | (own[:, None] == np.arange(40))
-  return Pairs(text, image, own, captions, _picture, lambda rows: relevant[rows])
+  return _pairs(seed=0)
 
 
 @pytest.fixture(scope="module")
-def written(pairs, tmp_path_factory):
+def sources(pairs):
+  return _sources(pairs)
+
+
+@pytest.fixture(scope="module")
+def calibration():
+  return _calibration(_pairs(seed=2))
+
+
+@pytest.fixture(scope="module")
+def written(pairs, sources, calibration, tmp_path_factory):
   out = tmp_path_factory.mktemp("report")
-  distractors = np.random.default_rng(1).standard_normal((30, 16)).astype(np.float32)
-  found = evaluation.evaluate(pairs, distractors / 4)
+  found = figures.evaluate(pairs, DISTRACTORS, sources)
   found.metrics.update(dataset="conceptual_captions", training_pairs=2_000_000)
-  path = page.write(out, "<b>title</b>", CONFIG, 600, found, pairs)
+  _judge(calibration, pairs, sources, found.metrics, seen=False)
+  path = page.write(out, "<b>title</b>", CONFIG, 600, found, pairs, sources, calibration)
   return path, found, _Page(path.read_text())
 
 
 def test_needs_no_network_and_runs_nothing(written):
-  _, _, shown = written
-  assert shown.tags["script"] == 0
+  path, _, shown = written
+  assert not shown.tags & {"script", "iframe", "object", "embed", "link", "base", "form"}
+  assert shown.handlers == []
   for name, value in shown.addresses:
     if name == "src":
       assert value.startswith("data:image/")
     elif not value.startswith(("#", "data:image/")):  # within an SVG; else a file beside the page
-      assert (written[0].parent / value).exists(), value[:80]
+      assert (path.parent / value).exists(), value[:80]
+  source = path.read_text()
+  assert "@import" not in source
+  assert all(target.startswith("#") for target in re.findall(r"url\([\"']?([^)]*)", source))
 
 
 def test_says_how_many_pairs_it_was_trained_on(written):
@@ -65,33 +76,90 @@ def test_captions_are_escaped(written):
   assert "<b>title</b>" in shown.text
 
 
-def test_pictures_are_those_of_the_images(written):
+def test_gallery_shows_the_top_images_of_each_query(written, pairs, calibration):
   shown = written[2]
-  pictures = [v for name, v in shown.addresses if name == "src" and "svg" not in v]
-  gallery = [p for p in pictures if p.startswith("data:image/jpeg")]
-  assert len(gallery) >= 20
-  picture = Image.open(io.BytesIO(base64.b64decode(gallery[0].partition(",")[2])))
-  assert max(picture.size) == 160
+  assert len(shown.queries) > 8
+  for q, results in shown.queries:
+    scores = pairs.image @ pairs.text[q]
+    expected = list(np.argsort(-scores)[:6])
+    if pairs.image_of_text[q] not in expected:
+      expected.append(pairs.image_of_text[q])  # the right image comes last
+    assert [one["image"] for one in results] == expected
+    probable = _probability(calibration, scores)
+    assert [one["score"] for one in results] == [f"{100 * probable[m]:.0f} %" for m in expected]
 
 
-def test_marks_the_truth_and_the_threshold(written):
-  path, found, shown = written
-  threshold = found.metrics["calibration"]["best_f1"]["threshold"]
-  results = path.read_text().split('<div class="result')[1:]
-  results = [r for r in results if not r.startswith("s")]
-  assert len(results) > 20
-  for one in results:
-    score = float(one.split("<span>")[1].split("<")[0])
-    if abs(score - threshold) > 0.01:  # the page shows two digits
-      assert one.startswith(" above") == (score > threshold)
-  assert shown.checks > 0
-  assert shown.tags["svg"] == 4
+def test_marks_the_truth_and_the_threshold(written, pairs, calibration):
+  relevant, marks = _relevant(pairs), set()
+  for q, results in written[2].queries:
+    probable = _probability(calibration, pairs.image @ pairs.text[q])
+    for one in results:
+      m, right = one["image"], one["image"] == pairs.image_of_text[q]
+      assert one["above"] == (probable[m] >= 0.5)
+      assert one["mark"] == ("check" if right else "check also" if relevant[q, m] else None)
+      marks.add((one["above"], one["mark"]))
+  assert {(True, "check"), (True, "check also"), (False, None)} <= marks
+  assert "at least 50 % probable that the caption is true of the image" in written[2].text
+  assert "another image; the caption is true of the image" in written[2].text
+
+
+def test_without_calibration_cosines_are_shown(pairs, tmp_path):
+  found = figures.evaluate(pairs)
+  path = page.write(tmp_path, "", CONFIG, None, found, pairs, relevances.sources(pairs))
+  shown, best = _Page(path.read_text()), found.metrics["calibration"]["best_f1"]["threshold"]
+  for q, results in shown.queries:
+    for one in results:
+      score = pairs.image[one["image"]] @ pairs.text[q]
+      assert one["score"] == f"{score:.2f}"
+      assert one["above"] == (score >= best)
+      assert one["mark"] == ("check" if one["image"] == pairs.image_of_text[q] else None)
+  assert f"cosine at least {best:.2f}" in shown.text
+  assert "This model is not calibrated" in shown.text and "Promises" not in shown.text
+  names = {file.name for file in tmp_path.iterdir()}
+  assert "calibration.csv" in names
+  assert not names & {"promises.csv", "promises.png", "reliability.png", "relevance.csv"}
+
+
+def test_promises_are_not_judged_on_the_pairs_they_were_chosen_on(pairs, sources, tmp_path):
+  found, calibration = figures.evaluate(pairs, (), sources), _calibration(pairs)
+  _judge(calibration, pairs, sources, found.metrics, seen=True)
+  path = page.write(tmp_path, "", CONFIG, 1, found, pairs, sources, calibration)
+  assert "which are these very pairs" in _Page(path.read_text()).text
+  names = {file.name for file in tmp_path.iterdir()}
+  assert {"reliability.png", "relevance.csv"} <= names
+  assert not names & {"promises.csv", "promises.png"}
+
+
+def test_confidently_wrong_are_only_images_not_known_to_be_relevant(pairs):
+  found = figures.evaluate(pairs)
+  wrong = np.flatnonzero(found.ranks > 0)
+  first = (pairs.text @ pairs.image.T).argmax(axis=1)
+  asked, unknown = wrong[::2], wrong[1::2]  # people were asked about half of them
+  judged = {int(q): np.arange(len(pairs.image)) == first[q] for q in asked}
+
+  def matrix(rows, part):
+    return np.stack([judged[int(q)] for q in rows])  # knows no others
+
+  people = relevances.Relevance("people", "share", matrix, asked, 1)
+  shown = gallery.shown(pairs, best_f1=-1.0)  # all are confident
+  parts = {s["title"]: s for s in gallery.sections(pairs, found, people, shown)}
+  captions = {query["caption"] for query in parts["Confidently wrong"]["queries"]}
+  assert captions and captions <= {pairs.captions[q] for q in unknown}
+  assert "left out where people find that" in parts["Confidently wrong"]["text"]
+  assert "Nothing relevant" not in parts
+  marked = {
+    query["caption"]
+    for part in parts.values()
+    for query in part["queries"]
+    if any(one["also_relevant"] for one in query["results"])
+  }
+  shown_queries = {query["caption"] for part in parts.values() for query in part["queries"]}
+  assert marked == shown_queries & {pairs.captions[q] for q in asked}
 
 
 def test_no_caption_is_shown_twice(written):
-  captions = written[0].read_text().split('<p class="caption">')[1:]
-  captions = [one.split("<span>")[0] for one in captions]
-  assert len(captions) > 8 and len(set(captions)) == len(captions)
+  queries = [q for q, _ in written[2].queries]
+  assert len(queries) > 8 and len(set(queries)) == len(queries)
 
 
 def test_tables_and_plots_are_files_too(written):
@@ -110,12 +178,16 @@ def test_tables_and_plots_are_files_too(written):
   )
   assert float(rows[1]["PR-AUC"]) == 20.12
   assert float(rows[4]["Recall@100"]) == 21.54
-  best = found.metrics["calibration"]["best_f1"]
-  *rows, last = csv.DictReader((path.parent / "thresholds.csv").open())
-  assert [float(row["Precision asked for"]) for row in rows] == [50, 80, 90, 95]
-  assert last["Precision asked for"] == f"best F1, {best['f1']:.1f}"
-  assert float(last["Cosine at least"]) == best["threshold"]
-  for name in ("precision_recall", "score_distributions", "recall", "reliability"):
+  rows = list(csv.DictReader((path.parent / "promises.csv").open()))
+  asked = [(r["Relevance"], int(r["Images"]), float(r["Promised"])) for r in rows]
+  targets = (30, 50, 70, 90)
+  assert asked == [(s, n, t) for n in (40, 70) for s in ("truth", "pairing") for t in targets]
+  kept = {row["target"]: row["kept"] for row in found.metrics["promises"][:8:2]}
+  assert float(rows[1]["Kept Without guarantee"]) == 100 * kept[0.5]
+  truth, pairing = csv.DictReader((path.parent / "relevance.csv").open())
+  assert float(truth["mAP@R"]) == found.metrics["relevance"]["truth"]["map_at_r"]
+  assert float(pairing["PR-AUC"]) == found.metrics["pr_auc"]
+  for name in ("precision_recall", "score_distributions", "recall", "reliability", "promises"):
     assert Image.open(path.parent / f"{name}.png").size[0] > 800
     assert (path.parent / f"{name}.svg").read_text().startswith("<?xml")
 
@@ -131,33 +203,98 @@ def test_figures_of_the_evaluation_agree_with_each_other(written, pairs):
     assert low <= value <= high
   low, high = metrics["intervals"]["pr_auc"]
   assert low < metrics["pr_auc"] < high
-  for row in written[1].thresholds:
-    assert row["precision_interval"][0] <= row["precision"] <= row["precision_interval"][1]
-    assert row["interval"][0] <= row["threshold"] <= row["interval"][1]
-  assert metrics["true_relevance"]["pr_auc"] > metrics["pr_auc"]
+  assert metrics["relevance"]["truth"]["pr_auc"] > metrics["pr_auc"]
   assert metrics["distractors"]["pr_auc"] < metrics["pr_auc"]
-  json.dumps([metrics, written[1].thresholds], allow_nan=False)
+  json.dumps(metrics, allow_nan=False)
 
 
-def _picture(m):
+def _pairs(seed):
+  random = np.random.default_rng(seed)
+  image = random.standard_normal((40, 16))
+  own = np.repeat(np.arange(40), 2)
+  text = image[own] + 1.4 * random.standard_normal((80, 16))
+  text, image = (
+    (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32) for x in (text, image)
+  )
+  captions = [f"{NASTY} {q}" for q in range(80)]
+  return Pairs(text, Images(image), own, captions, _encoded)
+
+
+def _relevant(pairs):
+  own = pairs.image_of_text[:, None] == np.arange(len(pairs.image))
+  return (pairs.text @ pairs.image.T > 0.5) | own
+
+
+def _sources(pairs):
+  """Truth, by which no distractor is relevant, and the pairing."""
+  parts = [_relevant(pairs), np.zeros((80, 30), bool)]
+  matrix = lambda rows, part: parts[part][rows]  # noqa: E731
+  truth = relevances.Relevance("truth", "share", matrix, np.arange(80), len(parts))
+  return [truth, *relevances.sources(pairs, DISTRACTORS)]
+
+
+def _calibration(pairs):
+  about = {"dataset": "d", "split": "validation", "queries": 80, "images": 40}
+  return artifact.make(pairs, [pairs.images], _sources(pairs), None, about)
+
+
+def _judge(calibration, pairs, sources, metrics, seen):
+  """Adds to the metrics as evaluation does."""
+  run = types.SimpleNamespace(distractors=DISTRACTORS)
+  runs.Run.judge(run, calibration, pairs, sources, metrics, seen)
+
+
+def _probability(calibration, scores):
+  """In a collection as large as that of the calibration, by its only curve: no bank."""
+  (curve,) = calibration.best.calibrator.curves
+  slope = (np.diff(curve[1]) / np.diff(curve[0]))[[0, -1]]
+  odds = np.interp(scores, *curve)
+  odds += slope[0] * np.minimum(scores - curve[0][0], 0)
+  odds += slope[1] * np.maximum(scores - curve[0][-1], 0)
+  return 1 / (1 + np.exp(-odds))
+
+
+def _encoded(m):
+  """Image m as a PNG of one grey level, from which the gallery's thumbnails are recognised."""
   out = io.BytesIO()
   Image.fromarray(np.full((300, 400, 3), 5 * m, np.uint8)).save(out, "PNG")
   return out.getvalue()
 
 
+def _recognise(data_uri):
+  image = Image.open(io.BytesIO(base64.b64decode(data_uri.partition(",")[2])))
+  assert max(image.size) == 160
+  return round(np.asarray(image).mean() / 5)
+
+
 class _Page(html.parser.HTMLParser):
-  """What a browser would see: text, addresses, tags."""
+  """Text, addresses, tags, event handlers, and the gallery as [(query, results)]."""
 
   def __init__(self, source):
     super().__init__()
-    self.text, self.addresses, self.checks = "", [], 0
-    self.tags = {"script": 0, "svg": 0}
+    self.text, self.addresses, self.tags, self.handlers, self.queries = "", [], set(), [], []
+    self._inside = None
     self.feed(source)
 
   def handle_starttag(self, tag, attrs):
-    self.tags[tag] = self.tags.get(tag, 0) + 1
+    self.tags.add(tag)
     self.addresses += [(n[-4:], v) for n, v in attrs if n in ("src", "href", "xlink:href")]
-    self.checks += ("class", "check") in attrs
+    self.handlers += [n for n, _ in attrs if n.startswith("on")]
+    attrs = dict(attrs)
+    kind = attrs.get("class") or ""
+    self._inside = kind if kind == "caption" else tag if tag == "span" else None
+    if kind.split()[:1] == ["result"]:
+      result = {"above": "above" in kind.split(), "mark": None}
+      self.queries[-1][1].append(result)
+    elif tag == "img":
+      self.queries[-1][1][-1]["image"] = _recognise(attrs["src"])
+    elif tag == "i" and self.queries and kind.startswith("check"):
+      self.queries[-1][1][-1]["mark"] = kind
 
   def handle_data(self, data):
     self.text += data
+    if self._inside == "caption":
+      self.queries.append((int(re.search(r"(\d+)”", data)[1]), []))
+    elif self._inside == "span" and self.queries and self.queries[-1][1]:
+      self.queries[-1][1][-1].setdefault("score", data)
+    self._inside = None

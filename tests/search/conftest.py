@@ -1,32 +1,26 @@
-"""A tiny model with made-up thresholds, a folder of drawn pictures, its index, and a server."""
-
-import contextlib
-import http.client
-import json
-import socket
-import threading
+"""A tiny model with a made-up calibration, a folder of drawn images, and its index."""
 
 import jax
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 
 import xe_retrieval
-from xe_retrieval import settings
-from xe_retrieval.data import shapes, text
-from xe_retrieval.retrieval import cutoff, indexing, sources
-from xe_retrieval.serving import app as apps
-from xe_retrieval.serving import state as states
+from xe_retrieval import config as config_lib
+from xe_retrieval.calibration import artifact, bank, counts
+from xe_retrieval.calibration.calibrator import Calibrator
+from xe_retrieval.data import mesh, shapes, tokenization
+from xe_retrieval.search import image_sources, update
 from xe_retrieval.towers import dual_encoder, pretrained
-from xe_retrieval.training import mesh, optimizers, step
+from xe_retrieval.training import optimizers, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 CAPTIONS = [shapes.caption(0, "train", i) for i in range(40)]
+UNFAMILIAR = "vsuqpvi"  # farther from all captions in the random model's features than most words
 
 
 def make_workdir(directory, seed=0):
-  """As training leaves it, with random weights."""
+  """A workdir as training leaves it, with random weights."""
   from configs import quickstart
 
   config = quickstart.get_config("cross_example_softmax")
@@ -34,14 +28,14 @@ def make_workdir(directory, seed=0):
   config.image.size, config.image.stem_width = 16, 8
   config.image.depths, config.image.widths = (1,), (16,)
   config.embedding_dim = 8
-  tokenizer = text.train(CAPTIONS, 200, config.text.tokens)
+  tokenizer = tokenization.train(CAPTIONS, 200, config.text.tokens)
   tokenizer.save(directory / "tokenizer")
   config.text.vocab_size = tokenizer.vocab_size
   config = pretrained.configure(config)
-  (directory / "config.json").write_text(settings.to_json(config))
+  (directory / "config.json").write_text(config_lib.to_json(config))
   model = dual_encoder.from_config(config)
   random = np.random.default_rng(seed)
-  like = jax.eval_shape(lambda: step.init_variables(config, model))
+  like = jax.eval_shape(lambda: dual_encoder.init(config, model))
   variables = jax.tree.map(lambda x: random.normal(0, 0.5, x.shape).astype(x.dtype), like)
   variables["batch_stats"] = jax.tree.map(np.abs, variables.get("batch_stats", {}))
   optimizer = optimizers.make(config, variables["params"])
@@ -51,21 +45,39 @@ def make_workdir(directory, seed=0):
   return directory
 
 
+def calibration(model):
+  """Made up: the probability rises from 0.12 to 0.9 over the random model's scores."""
+  _, features = model.embed_queries(CAPTIONS)
+  centre = features.mean(axis=0)
+  centred = features - centre
+  centred /= np.linalg.norm(centred, axis=1, keepdims=True)
+  images = model.embed_images([shapes.render(shapes.scene(0, "train", i)) for i in range(20)])
+  known = bank.Bank(model.fingerprint(), CAPTIONS, centre, centred, images)
+  # The least familiar of the captions has 0.49, UNFAMILIAR has 0.32.
+  curve = np.array([-0.48, -0.28]), np.array([-2.0, 2.2])
+  calibrator = Calibrator(np.array([]), [curve], np.linspace(0.4, 0.45, 21))
+  random = np.random.default_rng(0)
+  logits = random.uniform(-2, 2.2, (100, 100))  # 100 captions × 100 images
+  relevant = random.random(logits.shape) < 1 / (1 + np.exp(-logits))
+  passes = logits[:, :, None] >= counts.LEVELS
+  counted = counts.collect(
+    (passes & relevant[:, :, None]).sum(axis=1),
+    (passes & ~relevant[:, :, None]).sum(axis=1),
+    group=np.arange(100),
+    images=100,
+    scales="share",
+    positives=int(relevant.sum()),
+  )
+  about = {"model": known.model, "dataset": "made up", "split": "validation", "step": 0}
+  about |= {"queries": 100, "images": 100, "distractors": []}
+  return artifact.Calibration(about, [artifact.Meaning("pairing", calibrator, counted)], known)
+
+
 @pytest.fixture(scope="session")
 def workdir(tmp_path_factory):
-  """An evaluated model: precision rises from 0.1 to 0.9 with the score up to 0.999."""
+  """A model that was calibrated."""
   directory = make_workdir(tmp_path_factory.mktemp("model"))
-  about = {"model": xe_retrieval.load(directory).fingerprint(), "dataset": "made up"}
-  about |= {"split": "test", "step": 0, "queries": 100, "images": 100}
-  rows = np.linspace(0, 1, 81)
-  curve = {
-    "positives": 1000,
-    "threshold": [-1.0, *(0.999 * rows)],
-    "precision": [0.1, *(0.11 + 0.79 * rows)],
-    "recall": [1.0, *(0.99 - 0.9 * rows)],
-    "returned": [10_000, *(5_000 - np.arange(81) * 60).tolist()],
-  }
-  cutoff.write(directory / cutoff.NAME, about, [], {"pairing": curve})
+  calibration(xe_retrieval.load(directory)).write(directory)
   return directory
 
 
@@ -75,11 +87,11 @@ def model(workdir):
 
 
 def draw(folder, numbers):
-  """Drawn scenes as files."""
+  """Writes drawn scenes as PNG files."""
   for i in numbers:
     path = folder / f"scene{i:03d}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(shapes.picture(shapes.scene(0, "test", i))).save(path)
+    Image.fromarray(shapes.render(shapes.scene(0, "test", i))).save(path)
 
 
 @pytest.fixture
@@ -92,51 +104,5 @@ def photos(tmp_path):
 
 @pytest.fixture
 def index(photos, model, workdir, tmp_path):
-  indexing.update(tmp_path / "index", model, workdir, [sources.Folder(photos)])
+  update.update_index(tmp_path / "index", model, workdir, [image_sources.Folder(photos)])
   return tmp_path / "index"
-
-
-class Client:
-  """One kept connection to a server on this machine."""
-
-  def __init__(self, port):
-    self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-
-  def __call__(self, path, method="GET", body=None, headers=()):
-    """-> status, headers, content (parsed if it is JSON)."""
-    headers = dict(headers)
-    if body is not None and not isinstance(body, bytes):
-      body, headers = json.dumps(body), {"content-type": "application/json"} | headers
-    self.connection.request(method, path, body, headers)
-    answer = self.connection.getresponse()
-    content = answer.read()
-    if answer.headers.get("content-type", "").startswith("application/json"):
-      content = json.loads(content)
-    return answer.status, answer.headers, content
-
-
-@contextlib.contextmanager
-def running(index, model=None):
-  """A server of an index, on a port of its own; gives the port and its state."""
-  state = states.State(index, poll=0.05, model=model)
-  listener = socket.create_server(("127.0.0.1", 0))
-  config = uvicorn.Config(apps.make(state), log_level="error", server_header=False)
-  server = uvicorn.Server(config)
-  thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-  thread.start()
-  try:
-    yield listener.getsockname()[1], state
-  finally:
-    server.should_exit = True
-    thread.join()
-
-
-@pytest.fixture
-def server(index, model):
-  with running(index, model) as (port, _):
-    yield port
-
-
-@pytest.fixture
-def client(server):
-  return Client(server)

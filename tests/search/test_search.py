@@ -1,6 +1,7 @@
-"""The search binary: results above one threshold, or the answer that there are none."""
+"""The search binary: relevant images with their probability, or the answer that there are none."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,10 +9,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.search.conftest import CAPTIONS
-from xe_retrieval import search
-from xe_retrieval.retrieval import cutoff
-from xe_retrieval.retrieval import searcher as searchers
+from tests.search.conftest import CAPTIONS, UNFAMILIAR
+from xe_retrieval.calibration import artifact, bank
+from xe_retrieval.search import searcher as searchers
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def run(*arguments, given=""):
 def test_cut_at_the_threshold(searcher, model):
   scores = model.embed_text(CAPTIONS[:3]) @ searcher.collection.vectors.T
   threshold = float(np.sort(scores[0])[-4:-2].mean())  # three of the first query pass
-  found = list(search.search(searcher, CAPTIONS[:3], top=20, threshold=threshold))
+  found = list(searcher.answers(CAPTIONS[:3], top=20, threshold=threshold))
   assert [f["query"] for f in found] == CAPTIONS[:3] and len(found[0]["results"]) == 3
   for query, answer in enumerate(found):
     passing = np.sort(scores[query][scores[query] >= threshold])[::-1][:20]
@@ -40,27 +40,58 @@ def test_cut_at_the_threshold(searcher, model):
     assert answer["relevant"] == bool(len(passing))
     assert answer["best_score"] == pytest.approx(scores[query].max(), abs=1e-4)
   assert found[0]["results"][0]["image"].startswith("/")  # the file itself
-  assert len(next(search.search(searcher, ["a"], top=2, threshold=-1))["results"]) == 2
+  assert len(next(searcher.answers(["a"], top=2, threshold=-1))["results"]) == 2
 
 
-def test_precision_beside_the_score(searcher, workdir):
-  cutoffs = cutoff.read(workdir / cutoff.NAME)
-  found = next(search.search(searcher, ["a star"], top=30, min_precision=0.3))
-  assert found["threshold"] == pytest.approx(cutoffs.at_precision(0.3), abs=1e-4)
-  for result in found["results"]:
-    assert result["precision"] >= 0.3
-    expected = cutoffs.precision_at(result["score"])
-    assert result["precision"] == pytest.approx(expected, abs=0.011)  # one row of the curve
-  default = next(search.search(searcher, ["a star"]))["threshold"]
-  assert default == pytest.approx(cutoffs.at_precision(cutoffs.default), abs=1e-4)
+def test_a_probability_beside_each_score(searcher):
+  everything = next(searcher.answers(["a red circle"], top=30, threshold=-1))
+  shown = [result["probability"] for result in everything["results"]]
+  assert shown == sorted(shown, reverse=True) and 0.1 < shown[-1] < 0.5 < shown[0] < 0.9
+  assert everything["best_probability"] == shown[0] and everything["expect"] is None
+  for asked, least in (({}, 0.5), ({"min_probability": 0.4}, 0.4), ({"min_probability": 0.6}, 0.6)):
+    found = next(searcher.answers(["a red circle"], top=30, **asked))
+    assert found["results"] == [r for r in everything["results"] if r["probability"] >= least]
+    # The calibrator's line: 4.2 logits over 0.2 of score, from −2 at −0.48 on.
+    needed = -0.48 + 0.2 / 4.2 * (np.log(least / (1 - least)) + 2)
+    assert found["threshold"] == pytest.approx(needed, abs=1e-4)
+
+
+def test_each_cut_says_what_to_expect(searcher):
+  def ask(**asked):
+    return next(searcher.answers(["a red circle"], **asked))
+
+  few, many = (ask(max_wrong=wrong) for wrong in (1, 3))
+  assert few["expect"]["wrong_per_query"] <= 1 < many["expect"]["wrong_per_query"] <= 3
+  assert few["threshold"] > many["threshold"]
+  plain, sure = (ask(min_precision=0.7, guarantee=g) for g in (False, True))
+  assert plain["expect"]["precision"] >= 0.7 > plain["expect"]["precision_at_least"]
+  assert sure["expect"]["precision_at_least"] >= 0.7 and sure["threshold"] > plain["threshold"]
+  never = ask(min_precision=0.99)
+  assert (never["threshold"], never["expect"], never["results"]) == (None, None, [])
+  assert not never["relevant"] and never["best_probability"] > 0.5
+
+
+def test_one_way_to_cut(searcher):
+  with pytest.raises(ValueError, match="^min_probability and threshold exclude each other"):
+    searcher.cut(min_probability=0.5, threshold=0.1)
+  with pytest.raises(ValueError, match="^guarantee needs min_precision"):
+    searcher.cut(min_probability=0.5, guarantee=True)
+
+
+def test_an_unfamiliar_query_has_suggestions_and_no_results(searcher):
+  strange, known = searcher.answers([UNFAMILIAR, CAPTIONS[0]], min_probability=0.01)
+  assert not strange["familiar"] and not strange["relevant"] and strange["best_probability"] == 0
+  assert len(strange["suggestions"]) == 3 and set(strange["suggestions"]) <= set(CAPTIONS)
+  assert known["familiar"] and known["relevant"] and known["suggestions"] == []
 
 
 def test_without_an_evaluation_only_by_threshold(index, model):
   plain = searchers.Searcher(searchers.Collection(index), model, None)
-  with pytest.raises(ValueError, match="was not evaluated: python -m xe_retrieval.evaluate"):
-    list(search.search(plain, ["a"]))
-  found = next(search.search(plain, ["a"], threshold=-1))
-  assert found["results"][0]["precision"] is None
+  for asked in ({}, {"min_probability": 0.5}, {"max_wrong": 1}, {"min_precision": 0.5}):
+    with pytest.raises(ValueError, match="was not evaluated: python -m xe_retrieval.evaluate"):
+      list(plain.answers(["a"], **asked))
+  found = next(plain.answers(["a"], threshold=-1))
+  assert found["results"][0]["probability"] is None and found["best_probability"] is None
 
 
 def test_a_model_that_is_gone_or_another(index, tmp_path):
@@ -68,13 +99,19 @@ def test_a_model_that_is_gone_or_another(index, tmp_path):
     searchers.open_index(index, tmp_path / "nowhere")
 
 
-def test_thresholds_kept_with_the_index(index, model, workdir, tmp_path):
-  """Those of another model are not taken; those known when it was indexed are."""
+def test_the_calibration_is_kept_with_the_index(index, model, workdir, tmp_path):
+  """That of the workdir now, else the one known when it was indexed; never another model's."""
   (tmp_path / "moved").mkdir()
   for name in ("config.json", "tokenizer", "checkpoints"):
     (tmp_path / "moved" / name).symlink_to(workdir / name)
   found = searchers.open_index(index, tmp_path / "moved", model)
-  assert found.cutoffs.path.parent == found.collection.directory
+  kept = found.collection.directory
+  assert (kept / artifact.NAME).read_bytes() == (workdir / artifact.NAME).read_bytes()
+  assert (kept / bank.NAME).exists() and found.calibration.bank.captions == CAPTIONS
+  assert next(found.answers(["a red circle"]))["best_probability"] > 0.5
+  text = (kept / artifact.NAME).read_text().replace(model.fingerprint(), "another")
+  (kept / artifact.NAME).write_text(text)
+  assert searchers.open_index(index, tmp_path / "moved", model).calibration is None
 
 
 def test_queries_from_standard_input_as_json(index):
@@ -83,15 +120,38 @@ def test_queries_from_standard_input_as_json(index):
   assert done.returncode == 0, done.stderr
   first, second = map(json.loads, done.stdout.splitlines())
   assert (first["query"], first["threshold"], first["relevant"]) == ("a red circle", -1, True)
-  assert set(first["results"][0]) == {"image", "score", "precision"} and len(first["results"]) == 2
+  assert (
+    set(first["results"][0]) == {"image", "score", "probability"} and len(first["results"]) == 2
+  )
   assert second["query"] == "<b>two</b> \x00 shapes"
 
 
-def test_nothing_relevant_is_exit_code_1(index):
-  done = run(f"--index={index}", "two dogs on a beach", "--threshold=1")
-  assert done.returncode == 1
-  words = done.stdout.strip()
-  assert words.startswith("nothing relevant (best score ") and words.endswith("threshold 1.00)")
+@pytest.mark.parametrize(
+  ("arguments", "sentence"),
+  [
+    (
+      ["a red circle", "--min_probability=0.99"],
+      r"best probability \d+\.\d %, best score -0\.\d\d, needed",
+    ),
+    (["a red circle", "--threshold=1"], r"best probability .*, needed 1\.00\)"),
+    (["a red circle", "--min_precision=0.99"], "no threshold reaches what is asked for"),
+    (
+      ["a red circle", "--min_precision=0.95", "--guarantee"],
+      "no threshold reaches what is asked for",
+    ),
+    ([UNFAMILIAR], "unlike anything this model was trained on; nearest: 'three shapes'; '"),
+  ],
+)
+def test_nothing_relevant_is_exit_code_1(index, arguments, sentence):
+  done = run(f"--index={index}", *arguments)
+  assert (done.returncode, done.stderr) == (1, "")
+  assert re.match(rf"nothing relevant \({sentence}", done.stdout)
+
+
+def test_probability_score_and_name_are_printed(index):
+  done = run(f"--index={index}", "a red circle", "--max_wrong=3")
+  assert done.returncode == 0
+  assert re.match(r" \d\d\.\d %  -0\.\d{3}  /.*png$", done.stdout.splitlines()[0])
 
 
 @pytest.mark.parametrize(
@@ -99,10 +159,18 @@ def test_nothing_relevant_is_exit_code_1(index):
   [
     (["--index=i"], "search for what?"),
     (["--index=i", "a", "--queries=-"], "search for what?"),
-    (["--index=i", "a", "--min_precision=2"], "is not a number in the range [0, 1]"),
+    (["--index=i", "a", "--min_probability=2"], "is not a number in the range [0, 1]"),
+    (["--index=i", "a", "--max_wrong=-1"], "--max_wrong=-1"),
     (["a"], "--index"),
   ],
 )
 def test_wrong_use_is_exit_code_2(arguments, sentence):
   done = run(*arguments)
   assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_two_ways_to_cut_are_exit_code_2(index):
+  done = run(f"--index={index}", "a", "--min_probability=0.5", "--max_wrong=1")
+  assert done.returncode == 2
+  expected = "error: min_probability and max_wrong exclude each other: give one of them"
+  assert done.stderr.strip().splitlines()[-1] == expected

@@ -33,7 +33,7 @@ def tiny():
           depths=(1, 1),
           widths=(8, 16),
           block="bottleneck",
-          stem="small",
+          stem="imagenet",
           stem_width=8,
           downsample_in_bottleneck=False,
           batch_norm="sync",

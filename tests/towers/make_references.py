@@ -1,9 +1,9 @@
-"""What transformers' own BertModel and ResNetModel compute, layer by layer, for test_parity.py.
+"""Layer by layer outputs of transformers' BertModel and ResNetModel, for test_parity.py.
 
   python tests/towers/make_references.py                       # the stored tiny models
   python tests/towers/make_references.py --out=DIR --full      # random models of real size
   python tests/towers/make_references.py --out=DIR MODEL_DIR…  # models that exist
-  python tests/towers/make_references.py --fingerprint MODEL_DIR…  # … a few numbers of each part
+  python tests/towers/make_references.py --fingerprint MODEL_DIR…  # … 18 numbers of each part
 
 Needs torch. Each model directory gets an outputs.npz: inputs, and one array per part of the tower.
 """
@@ -61,7 +61,7 @@ def main():
       inputs, outputs = run(kind.from_pretrained(path, dtype=torch.float32))
       if args.fingerprint:
         outputs = {part: fingerprint(value) for part, value in outputs.items()}
-        inputs.pop("pixels", None)  # large, and test_parity.py draws the same
+        inputs.pop("pixels", None)  # large; test_parity.py draws the same pixels
         np.savez(args.out / f"{path.name}.npz", **inputs, **outputs)
       else:
         (args.out / path.name).mkdir()
@@ -75,7 +75,7 @@ def main():
 
 
 def random_model(config):
-  """Every parameter and statistic random: one that starts as 0 or 1 could hide a wrong place."""
+  """Every parameter and statistic random: initial zeros and ones could hide swapped tensors."""
   torch.manual_seed(0)
   if config.model_type == "bert":
     model = BertModel(config, add_pooling_layer=False)

@@ -1,4 +1,4 @@
-"""Fast convolutions and gradients against XLA's own, derived from the plain definition."""
+"""Fast convolution, pooling and normalisation against XLA's own, gradients included."""
 
 import chex
 import flax.linen as nn
@@ -15,7 +15,7 @@ def draw(*shape):
 
 
 def assert_same(fast, plain, *inputs):
-  """Equal values and equal gradients of a random projection of them."""
+  """Equal values, and equal gradients of a random projection of the outputs."""
 
   @jax.jit
   def run(*inputs):
@@ -53,7 +53,7 @@ def test_convolution(height, width, size, stride, channels, features):
 
 @pytest.mark.parametrize("height, width", [(1, 1), (4, 3), (7, 7), (6, 13), (16, 9)])
 def test_winograd(height, width):
-  """Of any size, also one that tiles do not divide, and to the last digits of float32."""
+  """Any size, also one that is not a multiple of the tile, with errors near float32 rounding."""
   x, kernel = draw(2, height, width, 48), draw(3, 3, 48, 32)
   y, expected = winograd.convolve(x, kernel), jax.jit(plain_convolution)(x, kernel)
   assert y.shape == expected.shape

@@ -1,4 +1,4 @@
-"""Nothing is lost: damage, full disks, changed configs and numbers that are none."""
+"""Checkpoints survive damage, full disks, changed configs and NaNs."""
 
 import json
 import resource
@@ -8,20 +8,26 @@ import jax
 import numpy as np
 import pytest
 
-from xe_retrieval import train
-from xe_retrieval.retrieval import embed
-from xe_retrieval.training import build, checkpoints, mesh, step
+from xe_retrieval import main
+from xe_retrieval import model as models
+from xe_retrieval.data import mesh
+from xe_retrieval.training import checkpoints
 from xe_retrieval.training.checkpoints import Checkpoints
 
 ONE = jax.devices()[:1]
 
 
 def run(config, workdir, **kwargs):
-  return jax.device_get(train.train(config, workdir, ONE, **kwargs))
+  return jax.device_get(main.train(config, workdir, ONE, **kwargs))
 
 
 def saved(workdir):
   return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdecimal())
+
+
+def at(n, finished):
+  """The finished state as if it were that of step n."""
+  return jax.device_put(finished[1].replace(step=np.int32(n)), ONE[0])
 
 
 def largest(folder):
@@ -33,7 +39,7 @@ def damage(request):
   def flip(folder):
     file = largest(folder / "model")
     data = bytearray(file.read_bytes())
-    for place in range(0, len(data), 50):  # some lie in what was written and then superseded
+    for place in range(0, len(data), 50):  # many, as some bytes of the file are unused
       data[place] ^= 1
     file.write_bytes(data)
 
@@ -48,22 +54,23 @@ def damage(request):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "lose"], indirect=True)
-def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(config, tmp_path, damage, capsys):
-  whole = run(config, tmp_path)
-  damage(tmp_path / "checkpoints" / "4")
-  again = run(config, tmp_path)
-  told = capsys.readouterr().out
-  assert "WARNING: checkpoint 4" in told and "is damaged" in told
-  assert "resuming after step 2" in told
-  chex.assert_trees_all_equal(again, whole)
-  assert saved(tmp_path) == [2, 4] and (tmp_path / "damaged" / "4").exists()
+def test_a_damaged_checkpoint_is_reported_and_training_resumes_from_the_previous_one(
+  config, finished, workdir, damage, capsys
+):
+  damage(workdir / "checkpoints" / "4")
+  state = run(config, workdir)
+  printed = capsys.readouterr().out
+  assert "WARNING: checkpoint 4" in printed and "is damaged" in printed
+  assert "resuming after step 2" in printed
+  chex.assert_trees_all_equal(state, finished[1])
+  assert saved(workdir) == [2, 4] and (workdir / "damaged" / "4").exists()
 
 
-def test_a_config_may_change_if_one_says_so_but_not_the_shapes(config, tmp_path, capsys):
+def test_a_changed_config_needs_a_flag_and_changed_shapes_are_refused(config, tmp_path, capsys):
   config.ema_decay = 0.9
   before = run(config, tmp_path)
   chex.assert_trees_all_equal(
-    jax.device_get(embed.restore(tmp_path, "latest").variables["params"]), before.ema
+    jax.device_get(models.restore(tmp_path, "latest").variables["params"]), before.ema
   )
   config.steps, config.scale = 6, 10.0
   with pytest.raises(ValueError, match=r"--allow_config_change:\n  config\.scale: 20\.0 → 10\.0"):
@@ -74,52 +81,46 @@ def test_a_config_may_change_if_one_says_so_but_not_the_shapes(config, tmp_path,
   config.embedding_dim = 4
   with pytest.raises(ValueError, match=r"checkpoint 6 .* \[16, 8\] there and \[16, 4\]"):
     run(config, tmp_path, allow_config_change=True)
-  assert saved(tmp_path) == [2, 4, 6]  # nothing was set aside
+  assert saved(tmp_path) == [2, 4, 6]  # none was taken for damaged
 
 
-def test_what_is_kept(config, tmp_path):
-  built = build.build(config, mesh.make(ONE))
-  variables = jax.device_get(step.init_variables(config, built.model))
-  state = step.init(config, variables, built.optimizer, mesh.make(ONE))
+def test_the_best_every_fourth_and_the_last_two_are_kept(finished, tmp_path):
   checkpoints = Checkpoints(tmp_path, keep=2, keep_every=4)
   for n in range(1, 9):
     metrics = {"pr_auc": [9.0, 5.0][n % 2]} if n in (2, 3, 5) else None
-    checkpoints.save(state.replace(step=state.step + n), metrics, "{}")
+    checkpoints.save(at(n, finished), metrics, "{}")
   assert checkpoints.best() == 2
   checkpoints.close()
-  assert saved(tmp_path) == [2, 4, 7, 8]  # the best, every fourth, the last two
+  assert saved(tmp_path) == [2, 4, 7, 8]
   notes = json.loads((tmp_path / "checkpoints" / "8" / "run" / "metadata").read_text())
   assert notes["position"] == 8 and notes["best"] == {"step": 2, "pr_auc": 9.0}
-  # Evaluation while training goes on must not touch what is half written.
-  half = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
-  half.mkdir()
+  # Evaluation during training must not remove a checkpoint that is being written.
+  partial = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
+  partial.mkdir()
   Checkpoints(tmp_path, read_only=True).close()
-  assert half.exists()
+  assert partial.exists()
 
 
-def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again(config, tmp_path, capsys):
-  built = build.build(config, mesh.make(ONE))
-  variables = jax.device_get(step.init_variables(config, built.model))
-  state = step.init(config, variables, built.optimizer, mesh.make(ONE))
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(finished, tmp_path, capsys):
   checkpoints = Checkpoints(tmp_path)
-  checkpoints.save(state.replace(step=state.step + 1))
+  checkpoints.save(at(1, finished))
   checkpoints._settle()
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # no file may grow beyond
+  resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # bytes per file
   try:
-    checkpoints.save(state.replace(step=state.step + 2))
+    checkpoints.save(at(2, finished))
     checkpoints._settle()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  told = capsys.readouterr().out
-  assert "could not be saved" in told and "the last whole one is of step 1" in told
+  printed = capsys.readouterr().out
+  assert "could not be saved" in printed and "the last good one is step 1" in printed
   assert saved(tmp_path) == [1]
-  checkpoints.save(state.replace(step=state.step + 3))
+  checkpoints.save(at(3, finished))
   checkpoints.close()
   assert saved(tmp_path) == [1, 3]
 
 
-def test_no_number_stops_before_it_reaches_a_checkpoint(config, tmp_path):
+def test_training_stops_at_a_nan_before_it_is_saved(config, tmp_path):
   config.steps, config.checkpoint_every, config.log_every = 40, 1, 10
   config.eval_every, config.keep_checkpoints = 40, 50
   config.image.optimizer, config.image.batch_norm = "sgd", "frozen"
@@ -131,7 +132,7 @@ def test_no_number_stops_before_it_reaches_a_checkpoint(config, tmp_path):
   report = json.loads((tmp_path / f"not_finite_{n}.json").read_text())
   assert len(report["image_ids"]) == config.batch_size
   assert saved(tmp_path) == list(range(1, n))
-  for x in jax.tree.leaves(embed.restore(tmp_path, "latest").variables):
+  for x in jax.tree.leaves(models.restore(tmp_path, "latest").variables):
     assert np.isfinite(x).all()
 
 
@@ -141,7 +142,7 @@ def test_a_workdir_that_cannot_be_written(config):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
-def test_a_checksum_is_of_every_bit_and_of_no_sharding(dtype):
+def test_a_checksum_depends_on_every_bit_but_not_on_the_sharding(dtype):
   x = np.random.default_rng(0).standard_normal((8, 24, 3)).astype(jax.numpy.dtype(dtype))
   whole = checkpoints._checksum(x)
   four = mesh.make(jax.devices()[:4])

@@ -1,10 +1,10 @@
-"""Two processes by two devices are one by four; killed at random, nothing is lost."""
+"""Several processes train like one, stop together, and lose nothing when killed."""
 
 import json
 import os
-import re
 import subprocess
 import sys
+import time
 
 import chex
 import jax
@@ -12,29 +12,35 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from xe_retrieval import settings, train
-from xe_retrieval.training import build, mesh
+from xe_retrieval import config as config_lib
+from xe_retrieval import main
+from xe_retrieval.data import mesh
+from xe_retrieval.training import step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 SCRIPT = ROOT / "launch" / "local_processes.sh"
 
 
-def start(config, workdir, *flags):
-  """2 processes × 2 CPU devices, as a user starts them."""
-  file = workdir.with_suffix(".py")
-  workdir.with_suffix(".json").write_text(settings.to_json(config))
-  file.write_text(
-    "import pathlib\nfrom xe_retrieval import settings\ndef get_config():\n"
-    "  return settings.from_json(pathlib.Path(__file__).with_suffix('.json').read_text())\n"
-  )
-  command = [sys.executable, "-m", "xe_retrieval.main", f"--config={file}", f"--workdir={workdir}"]
+def launch(*arguments):
+  """Runs 2 processes × 2 CPU devices, as a user starts them -> what they print."""
   env = dict(os.environ, JAX_NUM_CPU_DEVICES="2", PYTHON=sys.executable, PYTHONPATH=str(ROOT))
   out = subprocess.run(
-    [SCRIPT, "2", "--", *command, *flags],
+    [SCRIPT, "2", "--", sys.executable, *arguments],
     env=env, cwd=ROOT, text=True, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
   )  # fmt: skip
   assert out.returncode == 0, out.stdout[-3000:]
   return out.stdout
+
+
+def command(config, workdir):
+  """The arguments of Python that train this config."""
+  file = workdir.with_suffix(".py")
+  workdir.with_suffix(".json").write_text(config_lib.to_json(config))
+  file.write_text(
+    "import pathlib\nfrom xe_retrieval import config\ndef get_config():\n"
+    "  return config.from_json(pathlib.Path(__file__).with_suffix('.json').read_text())\n"
+  )
+  return "-m", "xe_retrieval.main", f"--config={file}", f"--workdir={workdir}"
 
 
 def losses(workdir):
@@ -43,31 +49,64 @@ def losses(workdir):
 
 
 @pytest.mark.slow
-def test_two_processes_by_two_devices_are_one_by_four(config, tmp_path):
-  """Also with the state spread over all of them, in micro-batches, and a frozen tower's cache."""
+def test_two_processes_with_two_devices_train_like_one_with_four(config, tmp_path):
+  """With a sharded state, micro-batches and the cache of a frozen tower."""
   config.log_every, config.text.mlp, config.image.freeze = 1, 64, "all"
-  config.data.dir = str(tmp_path / "data")  # which the first process makes, and the others await
+  config.data.dir = str(tmp_path / "data")  # prepared by process 0 while the other waits
   config.mesh.shard_parameters, config.micro_batch = True, 8
-  # AdamW makes steps of full length of a gradient that is zero but for rounding (keys' biases).
+  # AdamW would turn rounding errors of a zero gradient (keys' biases) into full steps.
   config.text.optimizer, config.text.learning_rate = "sgd", 0.02
-  told = start(config, tmp_path / "two")
-  assert "on 4 cpu device(s) of 2 processes" in told
-  assert told.count("validation PR-AUC") == 2  # one of them speaks
+  printed = launch(*command(config, tmp_path / "two"))
+  assert "on 4 cpu device(s) of 2 processes" in printed
+  assert printed.count("validation PR-AUC") == 2  # only process 0 prints
 
-  one = train.train(config, tmp_path / "one", jax.devices()[:4])
+  one = main.train(config, tmp_path / "one", jax.devices()[:4])
   np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-6)
-  trained = settings.from_json((tmp_path / "two" / "config.json").read_text())
-  like = build.build(trained, mesh.make(jax.devices()[:4])).state
+  trained = config_lib.from_json((tmp_path / "two" / "config.json").read_text())
+  like = step.build(trained, mesh.make(jax.devices()[:4])).state
   two = Checkpoints(tmp_path / "two", read_only=True).restore(config.steps, like)
   chex.assert_trees_all_close(jax.device_get(two), jax.device_get(one), atol=1e-6)
 
 
-@pytest.mark.slow
-def test_killed_at_random_nothing_is_lost():
-  out = subprocess.run(
-    [sys.executable, "-m", "benchmarks.faults", "--kills=2", "--at_once=1", "--steps=12"],
-    cwd=ROOT, capture_output=True, text=True,
-  )  # fmt: skip
-  assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-3000:]
-  assert "0 unusable workdirs" in out.stdout and "0 half checkpoints" in out.stdout
-  assert re.search(r"\n2 kills in", out.stdout) and "0 ends with other bytes" in out.stdout
+SIGNALLED = """
+import os, signal
+from xe_retrieval.data import mesh
+from xe_retrieval.training import processes
+import jax
+
+processes.join()
+with processes.Interruption(mesh.make()) as interrupted:
+  for n in range(1, 100):
+    if n == 3 and jax.process_index() == 1:
+      os.kill(os.getpid(), signal.SIGNAL)
+    if interrupted():
+      break
+os.write(1, f"stopped at {n}|".encode())
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_one_process_stops_both_one_step_later(number):
+  printed = launch("-c", SIGNALLED.replace("SIGNAL)", f"{number})"))
+  assert printed.count("stopped at 4|") == 2
+
+
+def test_killed_in_a_save_nothing_is_lost(config, finished, tmp_path, capsys):
+  """benchmarks/faults.py kills 200 times, also at other moments."""
+  config.checkpoint_every, workdir = 1, tmp_path / "run"
+  child = subprocess.Popen([sys.executable, *command(config, workdir)], cwd=ROOT)
+  while not saving(workdir / "checkpoints"):
+    assert child.poll() is None, "it ended before it was killed"
+    time.sleep(0.002)
+  child.kill()
+  child.wait()
+  state = jax.device_get(main.train(config, workdir, jax.devices()[:1]))
+  printed = capsys.readouterr().out
+  assert "resuming after step" in printed and "damaged" not in printed
+  chex.assert_trees_all_equal(state, finished[1])
+
+
+def saving(checkpoints):
+  """Whether a checkpoint is being written after another one was finished."""
+  names = os.listdir(checkpoints) if checkpoints.exists() else []
+  return any(n.isdecimal() for n in names) and any("tmp" in n for n in names)

@@ -9,19 +9,21 @@ import numpy as np
 import optax
 import pytest
 
-from xe_retrieval.training import build, flops, mesh, step
+from xe_retrieval.data import mesh
+from xe_retrieval.towers import dual_encoder
+from xe_retrieval.training import step, utilization
 
 ROWS = 16
 
 
 @pytest.fixture
 def config(config):
-  """A step moves the parameters by their very gradient; BatchNorm does not move."""
+  """A step moves the parameters by exactly their gradient; BatchNorm is frozen."""
   for tower in (config.text, config.image):
     tower.optimizer, tower.learning_rate, tower.end_learning_rate = "sgd", 1.0, 1.0
     tower.warmup_steps, tower.weight_decay = 0, 0.0
   config.image.batch_norm = "frozen"
-  config.text.mlp = 64  # large enough to be spread
+  config.text.mlp = 64  # large enough to be sharded
   return config
 
 
@@ -36,10 +38,10 @@ def batch(config):
 
 
 def take(config, devices=1, steps=1):
-  """State before, state after, metrics."""
+  """-> variables before, state after, metrics."""
   where = mesh.make(jax.devices()[:devices])
-  built = build.build(config, where)
-  variables = step.init_variables(config, built.model)
+  built = step.build(config, where)
+  variables = dual_encoder.init(config, built.model)
   state = step.init(config, jax.device_get(variables), built.optimizer, where)
   chex.assert_trees_all_equal_shapes_and_dtypes(state, built.state)
   put = functools.partial(jax.device_put, device=mesh.rows(where))
@@ -50,14 +52,14 @@ def take(config, devices=1, steps=1):
 
 
 def assert_close(params, expected, before):
-  """Gradients that differ by no more than 1e-5 of the largest."""
+  """Gradients differ by at most 1e-5 of the largest."""
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, before)
   largest = max(jax.tree.leaves(moved))
   chex.assert_trees_all_close(params, expected, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize(("micro", "devices", "shard"), [(4, 1, False), (0, 4, True), (8, 4, True)])
-def test_micro_batches_and_sharding_change_no_number(config, micro, devices, shard):
+def test_micro_batches_and_sharding_do_not_change_the_result(config, micro, devices, shard):
   variables, whole, expected = take(config)
   config.micro_batch, config.mesh.shard_parameters = micro, shard
   _, state, metrics = take(config, devices)
@@ -72,10 +74,10 @@ def test_micro_batches_and_sharding_change_no_number(config, micro, devices, sha
 
 
 def test_dropout_is_replayed(config):
-  """The gradient is that of one function whose parts have a mask each."""
+  """Both passes over a micro-batch use its dropout mask."""
   config.text.dropout, config.micro_batch = 0.5, 4
   variables, state, _ = take(config)
-  built = build.build(config, mesh.make(jax.devices()[:1]))
+  built = step.build(config, mesh.make(jax.devices()[:1]))
   rngs = jax.random.split(jax.random.fold_in(state.rng, 0), ROWS // 4)
   data = batch(config)
 
@@ -105,23 +107,25 @@ def test_running_statistics_move_once_towards_the_mean_of_the_micro_batches(conf
   config.micro_batch = 4
   micro = stem(take(config)[1])
   np.testing.assert_allclose(micro["mean"], whole["mean"], atol=1e-6)
-  assert np.abs(micro["var"] - whole["var"]).max() > 1e-5  # what lies between them is missing
+  assert (
+    np.abs(micro["var"] - whole["var"]).max() > 1e-5
+  )  # without the variance between micro-batches
 
 
-def test_clipping_and_the_running_mean(config):
+def test_gradient_clipping_and_the_moving_average(config):
   config.clip_norm, config.ema_decay = 0.01, 0.75
   variables, state, metrics = take(config)
   state = jax.device_get(state)
   moved = jax.tree.map(np.subtract, state.params, variables["params"])
   np.testing.assert_allclose(optax.global_norm(moved), 0.01, rtol=1e-2)
-  assert metrics["gradient_norm/text"] > 0.01  # told as it was
+  assert metrics["gradient_norm/text"] > 0.01  # logged before clipping
   mean = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, variables["params"], state.params)
   chex.assert_trees_all_close(state.ema, mean, atol=1e-7)
 
 
 def test_percentiles_of_scores_are_those_of_the_matrix(config):
   variables, _, metrics = take(config)
-  data, model = batch(config), build.build(config, mesh.make(jax.devices()[:1])).model
+  data, model = batch(config), step.build(config, mesh.make(jax.devices()[:1])).model
   text, image = model.apply(variables, data["tokens"], data["image"])
   text, image = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (text, image))
   scores = np.asarray(text @ image.T)
@@ -132,7 +136,7 @@ def test_percentiles_of_scores_are_those_of_the_matrix(config):
     np.testing.assert_allclose(found, low, atol=1e-4)
 
 
-def test_bfloat16_computes_nearly_the_same(config):
+def test_bfloat16_and_remat_give_nearly_the_same_loss(config):
   _, _, expected = take(config)
   config.dtype, config.remat = "bfloat16", True
   _, state, metrics = take(config)
@@ -141,10 +145,10 @@ def test_bfloat16_computes_nearly_the_same(config):
 
 
 def test_peaks_and_work_of_a_step(config):
-  assert flops.peak("TPU v5 lite") == 197e12 and flops.peak("TPU v5p") == 459e12
-  assert flops.peak("cpu") is None
-  one = flops.of_step(build.build(config, mesh.make(jax.devices()[:1])))
+  assert utilization.peak("TPU v5 lite") == 197e12 and utilization.peak("TPU v5p") == 459e12
+  assert utilization.peak("cpu") is None
+  one = utilization.step_flops(step.build(config, mesh.make(jax.devices()[:1])))
   config.batch_size, config.remat, config.micro_batch = 32, True, 8
   np.testing.assert_allclose(
-    flops.of_step(build.build(config, mesh.make(jax.devices()[:1]))), 2 * one, rtol=0.05
+    utilization.step_flops(step.build(config, mesh.make(jax.devices()[:1]))), 2 * one, rtol=0.05
   )

@@ -2,7 +2,7 @@
 
 import os
 
-# Else it reports that it found no GPU. (Not setdefault: importing jax has set it to 1.)
+# Silences the report that there is no GPU. (Not setdefault: importing jax has set it to 1.)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import tensorflow as tf

@@ -1,8 +1,8 @@
 """TFDS builders: one record per image, with all its captions.
 
-Features of every data set: `image` (encoded), `image_id`, `captions` and `text_ids` (equal ids =
-equal captions, so that the loss can tell that they are not each other's negatives). Prepared ones
-also have `file` and `caption_ids`, which are names for people.
+Features of every data set: `image` (encoded), `image_id`, `captions` and `text_ids` (equal for
+equal captions, so that the loss does not take them as each other's negatives). Prepared data sets
+also have `file` and `caption_ids`, human-readable names.
 """
 
 import dataclasses
@@ -15,19 +15,18 @@ from etils import epath
 from PIL import Image
 from tqdm import tqdm
 
-from xe_retrieval.data import shapes
-from xe_retrieval.data.alone import alone
+from xe_retrieval.data import lock, shapes
 from xe_retrieval.data.cpu_tensorflow import tf  # noqa: F401  (before tfds: keeps it off accelerators)
 
 import tensorflow_datasets as tfds  # isort: skip
 
-tfds.disable_progress_bar()  # a dozen lines per data set; the builders below show one
+tfds.disable_progress_bar()  # it shows a dozen bars per data set; `Shapes` shows one
 SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass
 class ShapesConfig(tfds.core.BuilderConfig):
-  """How many pairs of each split, drawn with which seed."""
+  """Number of pairs in each split, and the seed."""
 
   train: int = 20_000
   validation: int = 1_000
@@ -36,7 +35,7 @@ class ShapesConfig(tfds.core.BuilderConfig):
 
 
 class _Quiet:
-  """A builder that says nothing of downloads, for there are none."""
+  """Silences messages about downloads: nothing is downloaded."""
 
   def _log_download_bytes(self):
     pass
@@ -73,7 +72,7 @@ class Shapes(_Quiet, tfds.core.GeneratorBasedBuilder):
       yield (
         index,
         {
-          "image": encode_png(shapes.picture(scene)),
+          "image": encode_png(shapes.render(scene)),
           "image_id": image_ids.setdefault(scene.tobytes(), len(image_ids)),
           "captions": [caption],
           "text_ids": [text_ids.setdefault(caption, len(text_ids))],
@@ -83,16 +82,16 @@ class Shapes(_Quiet, tfds.core.GeneratorBasedBuilder):
 
 
 class _Prepared(_Quiet, tfds.core.dataset_builder.FileReaderBuilder, skip_registration=True):
-  """Shards that `python -m xe_retrieval.prepare` has written become a TFDS data set."""
+  """A data set made of shards that `python -m xe_retrieval.prepare` wrote."""
 
   VERSION = tfds.core.Version("1.0.0")
-  HOW = "--captions=TABLE --images=DIR"
+  HOW = "--captions=TABLE --images=DIR"  # flags of `prepare` that make it
 
   def __init__(self, **kwargs):
     super().__init__(**{**kwargs, "file_format": "array_record"})
 
   def adopt(self, shards: dict[str, list[tuple[str, int, int]]], files: list, scratch) -> None:
-    """{split: [(path, records, bytes)]} and `files` become the data set, all at once."""
+    """Publishes shards, {split: [(path, records, bytes)]}, and `files`, atomically."""
     self._adopted = shards, files
     self.download_and_prepare(file_format="array_record", download_dir=scratch)
 
@@ -122,7 +121,7 @@ class _Prepared(_Quiet, tfds.core.dataset_builder.FileReaderBuilder, skip_regist
 
 
 class ConceptualCaptions(_Prepared):
-  """Pictures of the web with their alt texts, from the shards that img2dataset makes."""
+  """Images of the web with their alt texts, from the shards of img2dataset."""
 
   HOW = "--webdataset='train=cc/train/{00000..00331}.tar'"
 
@@ -165,7 +164,7 @@ def builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
 
 
 def prepared(name: str, directory) -> _Prepared | None:
-  """The builder of a data set that `prepare` makes, made or not; None if `name` is none."""
+  """The builder of a data set that `prepare` makes, made or not; None for other names."""
   kind, _, rest = name.partition("/")
   if kind == "captions" and re.fullmatch(r"\w[\w.-]*", rest):
     return Captions(name=rest, data_dir=directory)
@@ -173,8 +172,13 @@ def prepared(name: str, directory) -> _Prepared | None:
   return plain[name](data_dir=directory) if name in plain else None
 
 
+def register(name: str, directory, shards: dict, files: list, scratch) -> None:
+  """Publishes finished shards of `prepare` as the data set `name` under `directory`."""
+  prepared(name, directory).adopt(shards, files, scratch)
+
+
 def title(name: str, builder: tfds.core.DatasetBuilder) -> str:
-  """What to call a data set that was asked for as `name`, which may be a directory."""
+  """The display name of the data set `name`, which may be a directory."""
   known = name.partition("/")[0] in ("shapes", "captions", "conceptual_captions", "flickr30k")
   return name if known else builder.info.full_name.removesuffix(f"/{builder.info.version}")
 
@@ -204,7 +208,7 @@ def _shapes(name, pairs, directory):
   if not pairs.isdigit() or int(pairs) < 1:
     raise ValueError(f"config.data.name: {name!r} should be shapes/<number of pairs>")
   if not Shapes(pairs=int(pairs), data_dir=directory).is_prepared():
-    with alone(directory / f"shapes_{pairs}"):
+    with lock.creating(directory / f"shapes_{pairs}"):
       Shapes(pairs=int(pairs), data_dir=directory).download_and_prepare(file_format="array_record")
   return Shapes(pairs=int(pairs), data_dir=directory)
 

@@ -17,14 +17,14 @@ import jax
 import numpy as np
 from absl import logging
 
-from xe_retrieval.data import datasets, images
+from xe_retrieval.data import datasets, decoding
 from xe_retrieval.data.cpu_tensorflow import tf
 
 import tensorflow_datasets as tfds  # isort: skip
 
 
 class Source:
-  """The records of one split, by number; `pairs` is how many captions they have in all."""
+  """The records of one split, by index; `pairs` is the number of their captions."""
 
   def __init__(self, name: str, directory: str, split: str):
     builder = datasets.builder(name, directory)
@@ -48,7 +48,7 @@ class Source:
     return self._records.__getitems__([int(i) for i in indices])
 
   def columns(self, *names: str) -> dict[str, list]:
-    """Whole columns of the split, without decoding pictures."""
+    """Whole columns of the split, without decoding images."""
     spec = {name: _SPEC[name] for name in names}
     out = {name: [] for name in names}
     for start in range(0, len(self), 4096):
@@ -60,7 +60,7 @@ class Source:
     return out
 
   def fingerprint(self) -> str:
-    """A hash of the split's records: another for other data, the same wherever it is stored."""
+    """A hash of the split's records, independent of where they are stored."""
     digest = hashlib.sha256(str(len(self)).encode())
     for start in range(0, len(self), 4096):
       for record in self.read(range(start, min(start + 4096, len(self)))):
@@ -72,8 +72,8 @@ class Source:
     columns = self.columns("captions")["captions"]
     return [[c.decode("utf-8", "replace") for c in captions] for captions in columns]
 
-  def picture(self, index: int) -> bytes:
-    """The encoded picture of one record."""
+  def image(self, index: int) -> bytes:
+    """The encoded image of one record."""
     return tf.io.parse_example(self.read([index]), {"image": _SPEC["image"]})["image"].numpy()[0]
 
 
@@ -91,7 +91,7 @@ _SPEC = {
 def train_batches(
   source: Source, tokenizer, config, start: int = 0, process: int = 0, processes: int = 1
 ) -> Iterator[dict[str, np.ndarray]]:
-  """This process's rows of global batches number `start`, `start` + 1, … `config.steps` - 1."""
+  """This process's rows of the global batches `start`, `start` + 1, …, `config.steps` - 1."""
   if len(source) < config.batch_size:
     raise ValueError(
       f"config.batch_size is {config.batch_size}, but the {source.split} split of {source.name} "
@@ -130,7 +130,7 @@ def train_batches(
 
 
 def choice(count: int, config, process: int = 0, processes: int = 1):
-  """A function: step -> (numbers of this process's records, a random int64 for each)."""
+  """A function: step -> (indices of this process's records, a random int64 for each)."""
   rows, per_epoch = config.batch_size // processes, count // config.batch_size
 
   @functools.lru_cache(2)
@@ -152,64 +152,64 @@ _PAIR = ("image", "image_id", "captions", "text_ids")
 def image_batches(
   source: Source, size: int, batch_size: int, start: int = 0
 ) -> Iterator[np.ndarray]:
-  """Every picture of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
+  """Every image of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
 
-  The first is batch number `start`.
+  Begins at batch number `start`.
   """
 
-  def read(n):  # the last batch is filled up with its own last picture, and cut at the end
+  def read(n):  # the last batch is padded with its last image; the padding is cut below
     rows = np.arange(n * batch_size, (n + 1) * batch_size)
     return np.array(source.read(np.minimum(rows, len(source) - 1)), object)
 
-  def pictures(n):
+  def images(n):
     records = tf.numpy_function(read, [n], tf.string, stateful=False)
     records.set_shape([batch_size])
     encoded = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
     box = _boxes(encoded, tf.zeros([0], tf.int64), "none")
     return {"image": encoded, "box": tf.ensure_shape(box, [batch_size, 4])}
 
-  data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(pictures).prefetch(1)
+  data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(images).prefetch(1)
   data = _decoded(data, size, batch_size, source.name).prefetch(2)
   for n, batch in enumerate(data.as_numpy_iterator(), start):
     yield batch["image"][: len(source) - n * batch_size]
 
 
 def _boxes(encoded, draws, augment):
-  """Where to cut each picture of a batch; string [n], int64 [n] -> int32 [n, 4]."""
+  """Where to crop each image of a batch; string [n], int64 [n] -> int32 [n, 4]."""
 
   def boxes(encoded, draws):
     if augment == "random_resized_crop":
-      return images.random_crops(encoded, draws)
-    return images.centres(encoded)
+      return decoding.random_crops(encoded, draws)
+    return decoding.centres(encoded)
 
   box = tf.numpy_function(boxes, [encoded, draws], tf.int32, stateful=False)
   return tf.ensure_shape(box, [None, 4])
 
 
 def _decoded(data, size, rows, name):
-  """Batches of `rows` encoded pictures -> batches of decoded ones, on all cores, in order."""
+  """Batches of `rows` encoded images -> batches of decoded ones, on all cores, in order."""
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
   def decode(encoded, boxes):
-    out, broken = images.decode_all(encoded, boxes, size, pool)
+    out, broken = decoding.decode_all(encoded, boxes, size, pool)
     if broken:
-      logging.error("%s: %d broken pictures are shown grey", name, broken)
+      logging.error("%s: %d broken images are shown grey", name, broken)
     return out
 
-  def pictures(batch):
+  def images(batch):
     encoded, boxes = batch.pop("image"), batch.pop("box")
     decoded = tf.numpy_function(decode, [encoded, boxes], tf.uint8, stateful=False)
     return {**batch, "image": tf.ensure_shape(decoded, (rows, size, size, 3))}
 
-  # Two batches at a time, so that no thread waits for the last picture of one. Nothing is left to
-  # tune; the thread that tunes sleeps, and an iterator that is given up waits for it to wake.
+  # Two batches in parallel, so that no thread idles at the end of one. With nothing left to tune,
+  # autotuning is off: closing an iterator would wait until its thread wakes up.
   options = tf.data.Options()
   options.autotune.enabled = False
-  return data.map(pictures, 2, deterministic=True).with_options(options)
+  return data.map(images, 2, deterministic=True).with_options(options)
 
 
 def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:
-  """Global arrays on the mesh; a thread makes and copies `ahead` batches before they are needed."""
+  """Global arrays on the mesh; a thread prefetches `ahead` batches to the devices."""
   put = functools.partial(jax.make_array_from_process_local_data, sharding)
 
   def fetch():
@@ -227,17 +227,17 @@ def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[di
 
 
 def int32(ids: np.ndarray) -> np.ndarray:
-  """Ids of prepared data are 63-bit hashes: of 32,768 rows, one pair in 10^9 is wrongly equal."""
+  """Ids of prepared data are 63-bit hashes: cut to 31 bits, two of them collide once in 2^31."""
   return (ids & (2**31 - 1)).astype(np.int32)
 
 
 def _int32(ids):
-  """The same in a graph."""
+  """The same as TensorFlow operations."""
   return tf.cast(tf.bitwise.bitwise_and(ids, 2**31 - 1), tf.int32)
 
 
 def _hash(seed, epoch, indices):
-  """Well-mixed non-negative int64 of (seed, epoch, index): splitmix64, vectorised."""
+  """Pseudo-random non-negative int64 of (seed, epoch, index): splitmix64, vectorised."""
   x = np.asarray(indices, np.uint64) + np.uint64((seed * 1_000_003 + epoch) % 2**31 << 32)
   for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
     x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)

@@ -1,7 +1,7 @@
-"""The embedded data set: drawn scenes, captions of every level of detail, and their truth.
+"""The embedded data set: drawn scenes, captions of every level of detail, true relevance.
 
 A scene is int8 [3, 4]: up to three objects, each (shape, colour, size, cell), -1 where absent,
-sorted by cell. Scene, picture and caption are functions of (seed, split, index) alone.
+sorted by cell. Scene, image and caption are functions of (seed, split, index) alone.
 """
 
 import functools
@@ -34,9 +34,9 @@ COUNTS = ("one shape", "two shapes", "three shapes")
 OBJECTS, CELLS, PIXELS = 3, 9, 64
 BACKGROUND = (38, 42, 50)
 
-# Scenes are dealt out to the splits by their own hash, so no scene is in two splits.
+# Scenes are assigned to splits by their hash, so no scene is in two splits.
 _SHARE = {"test": range(0, 4), "validation": range(4, 8), "train": range(8, 20)}
-# The first draw of the test split was looked at while the quickstart's settings were chosen.
+# The first draw of the test split was seen while the quickstart's settings were chosen.
 _DRAW = {"test": "test, second draw", "validation": "validation", "train": "train"}
 
 
@@ -58,7 +58,7 @@ def caption(seed: int, split: str, index: int) -> str:
   return _LEVELS[level][1](objects, draw)
 
 
-def picture(scene: np.ndarray) -> np.ndarray:
+def render(scene: np.ndarray) -> np.ndarray:
   """int8 [3, 4] -> uint8 [64, 64, 3]."""
   canvas = np.empty((PIXELS, PIXELS, 3), np.float32)
   canvas[:] = BACKGROUND
@@ -159,7 +159,7 @@ _RELATES = (
   lambda a, b: a // 3 > b // 3,
 )
 
-# (share of captions, how to say it), from vague to complete
+# (share of captions, how to phrase them), from vague to complete
 _LEVELS = (
   (0.10, lambda objects, draw: "some shapes"),
   (0.10, lambda objects, draw: COUNTS[len(objects) - 1]),
@@ -170,7 +170,7 @@ _LEVELS = (
   (0.20, _all_objects),
 )
 
-# ---- truth: captions read back ----
+# ---- relevance: captions parsed ----
 
 _NOUN = re.compile(
   rf"an? (?:({'|'.join(SIZES)}) ?)?(?:({'|'.join(COLOURS)}) ?)?({'|'.join(SHAPES)}|shape)"
@@ -178,7 +178,7 @@ _NOUN = re.compile(
 
 
 def _true_of(text, scenes):
-  """bool [M]; every sentence that `caption` can make is understood."""
+  """bool [M]; parses every sentence that `caption` can produce."""
   present = scenes[..., 0] >= 0  # [M, 3]
   if text == "some shapes":
     return present.any(1)
@@ -212,7 +212,7 @@ def _matches(noun, scenes):
 
 
 def _some_assignment(matches, holds):
-  """True where different objects can be found for the nouns so that `holds`."""
+  """True where the nouns match distinct objects for which `holds` is true."""
   found = np.zeros(len(matches[0]), bool)
   for chosen in itertools.permutations(range(OBJECTS), len(matches)):
     fits = np.logical_and.reduce([m[:, o] for m, o in zip(matches, chosen, strict=True)])

@@ -3,11 +3,10 @@
   loss = losses.get("cross_example_softmax", scale=20.0, implementation="streaming")
   value = loss(text, image, text_id=None, image_id=None)  # [N, D], [N, D], [N], [N] -> []
 
-Embeddings come as they leave the towers; they are normalised inside. Rows that share a text_id or
-an image_id (numbers, or strings outside of jit) are not each other's negatives. With `mesh`, the
-rows are sharded over `axis` and the batch is the global one: value and gradients are those of a
-single device. Take the gradient of `loss` itself, outside any shard_map of your own. A row with a
-NaN or an inf makes the loss NaN.
+Embeddings are normalised inside. Rows that share a text_id or an image_id (numbers, or strings
+outside of jit) are not each other's negatives. With `mesh`, the rows are sharded over `axis` and
+the batch is the global one: value and gradients are those of a single device. Take the gradient of
+`loss` itself, outside any shard_map of your own. A row with a NaN or an inf makes the loss NaN.
 """
 
 import functools
@@ -18,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xe_retrieval.losses import dense, pairs, streaming
+from xe_retrieval.losses import dense, pair_scores, streaming
 
 IMPLEMENTATIONS = {"dense": dense, "streaming": streaming}
 
@@ -41,9 +40,9 @@ def get(name, scale=20.0, keep=0.5, implementation="dense", mesh=None, axis="dat
   function = getattr(IMPLEMENTATIONS[implementation], function)
   function = functools.partial(function, **settings)
 
-  @jax.jit  # called outside of any jit, it is compiled once and not at every call
+  @jax.jit  # compiled once, also if the caller is outside of any jit
   def run(text, image, ids):
-    text, image = pairs.normalize(text), pairs.normalize(image)
+    text, image = pair_scores.normalize(text), pair_scores.normalize(image)
     if mesh is None:
       return function(text, image, ids, scale)
     local = functools.partial(function, axis=axis)
@@ -66,7 +65,7 @@ def get(name, scale=20.0, keep=0.5, implementation="dense", mesh=None, axis="dat
 
 
 def _ids(ids, name, n):  # -> [n]
-  """Ids that are no jax.Array are numbered here: JAX would cut 64 bits to 32 without a word."""
+  """Numbers strings and 64-bit ids from 0: JAX would silently cut them to 32 bits."""
   if not isinstance(ids, jax.Array):
     ids = np.asarray(ids)
     wide = ids.dtype.kind not in "biu" or ids.dtype.itemsize > 4
@@ -77,7 +76,7 @@ def _ids(ids, name, n):  # -> [n]
 
 
 def _sharded(tree, mesh, axis):
-  """Rows over `axis`, which a mesh with explicit axes wants said beforehand."""
+  """Shards the rows over `axis`, which a mesh with explicit axes requires of shard_map's inputs."""
   if mesh is None or mesh.axis_types[mesh.axis_names.index(axis)] != AxisType.Explicit:
     return tree
   return jax.reshard(tree, NamedSharding(mesh, P(axis)))
@@ -89,7 +88,7 @@ def names():
 
 
 def _table(keep):
-  """The paper's losses are settings of one softmax; three others stand beside it."""
+  """Name -> (function of dense.py and streaming.py, its settings). The paper's are all softmax."""
   return {
     "sampled_softmax": ("softmax", dict(scope="query")),
     "snm": ("softmax", dict(scope="query", keep=keep)),
@@ -97,7 +96,7 @@ def _table(keep):
     "a_softmax": ("softmax", dict(scope="query", margin="a_softmax")),
     "cross_example_softmax": ("softmax", dict(scope="batch")),
     "cross_example_negative_mining": ("softmax", dict(scope="batch", keep=keep)),
-    "symmetric": ("softmax", dict(scope="query", direction="both")),
+    "symmetric": ("symmetric", {}),
     "sigmoid": ("sigmoid", {}),
     "triplet": ("triplet", {}),
     "contrastive": ("contrastive", {}),

@@ -5,19 +5,19 @@ matrix with one level per row (as a rule the positive score) and its gradient is
 
   dx = W·y,  dyᵀ = xᵀ·W,  W_ij = ∂loss/∂s_ij.
 
-W is made strip by strip (a few rows, all columns) from the strip's own scores and dropped again, so
+W is computed strip by strip (a few rows, all columns) from the strip's own scores and dropped, so
 both gradients are complete at the end of the sweep that computes the value, and the backward pass
 only multiplies them by the incoming scalar. That works because each W_ij is known up to a factor:
 
-  sigmoid, hinge   at once: W_ij = f'(s_ij − level_i)
-  softmax, query   with its row: W_ij = σ(log Z_i − level_i) · exp(s_ij) / Z_i
-  softmax, batch   up to one number for the matrix: W_ij = exp(s_ij) · Σ_i σ(log Z − level_i) / Z;
+  sigmoid, hinge   from the score alone: W_ij = f'(s_ij − level_i)
+  softmax, query   from its row: W_ij = σ(log Z_i − level_i) · exp(s_ij) / Z_i
+  softmax, batch   up to one factor for the matrix: W_ij = exp(s_ij) · Σ_i σ(log Z − level_i) / Z;
                    sums of exp(s_ij − highest score so far) are rescaled once at the end
 
 Nothing is recomputed and nothing of size N² exists. With `axis` a device sweeps its own rows over
-the gathered columns; its share of dy is summed and scattered back. (A ring that passes columns on
-would save a third of the memory, 56 of 177 MiB at N = 65,536, D = 128 on 8 devices, for strips of
-all columns are larger than the gathered copy: python -m benchmarks.losses --only=devices.) Mining
+the gathered columns; its share of dy is summed and scattered back. (Passing columns around a ring
+instead would save only a third of the memory, 56 of 177 MiB at N = 65,536, D = 128 on 8 devices:
+most of it is strips of scores. See python -m benchmarks.losses --only=devices.) Mining
 (keep < 1) first finds the k-th largest score: see selection.py.
 """
 
@@ -27,43 +27,42 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xe_retrieval.losses import pairs, selection
+from xe_retrieval.losses import collectives, pair_scores, selection
 from xe_retrieval.losses.dense import HINGE_MARGIN, SIGMOID_BIAS
 
 
-def softmax(
-  text, image, ids, scale, scope, keep=1.0, margin=None, direction="text_to_image", axis=None
-):
+def softmax(text, image, ids, scale, scope, keep=1.0, margin=None, axis=None):
   """As dense.softmax."""
-  if direction == "both":
-    settings = dict(scale=scale, scope=scope, keep=keep, margin=margin, axis=axis)
-    there = softmax(text, image, ids, **settings)
-    return (there + softmax(image, text, ids, **settings)) / 2
-  if direction == "image_to_text":
-    text, image = image, text
-  positive = scale * pairs.positives(text, image, margin)
+  positive = scale * pair_scores.positives(text, image, margin)
   sweep = {"query": _query, "batch": _batch}[scope]
   return _loss(functools.partial(sweep, keep=keep, axis=axis), scale * text, image, positive, ids)
 
 
+def symmetric(text, image, ids, scale, axis=None):
+  """As dense.symmetric."""
+  over_images = softmax(text, image, ids, scale, scope="query", axis=axis)
+  over_texts = softmax(image, text, ids, scale, scope="query", axis=axis)
+  return (over_images + over_texts) / 2
+
+
 def sigmoid(text, image, ids, scale, axis=None):
   """As dense.sigmoid."""
-  positive = scale * pairs.positives(text, image)
-  pull = pairs.mean(jax.nn.softplus(-positive - SIGMOID_BIAS), axis)
+  positive = scale * pair_scores.positives(text, image)
+  pull = collectives.mean(jax.nn.softplus(-positive - SIGMOID_BIAS), axis)
   level = jnp.full_like(positive, -SIGMOID_BIAS)
   return pull + _loss(functools.partial(_sigmoid, axis=axis), scale * text, image, level, ids)
 
 
 def triplet(text, image, ids, scale, axis=None):
   """As dense.triplet."""
-  level = scale * (pairs.positives(text, image) - HINGE_MARGIN)
+  level = scale * (pair_scores.positives(text, image) - HINGE_MARGIN)
   return _loss(functools.partial(_hinge, axis=axis), scale * text, image, level, ids)
 
 
 def contrastive(text, image, ids, scale, axis=None):
   """As dense.contrastive."""
-  positive = scale * pairs.positives(text, image)
-  pull = pairs.mean(scale - positive, axis)
+  positive = scale * pair_scores.positives(text, image)
+  pull = collectives.mean(scale - positive, axis)
   level = jnp.full_like(positive, scale * HINGE_MARGIN)
   return pull + _loss(functools.partial(_hinge, axis=axis), scale * text, image, level, ids)
 
@@ -95,8 +94,8 @@ def _query(x, y, level, ids, keep, axis):
     return state, weight, slope / jnp.where(z == 0, 1, z), 1, (jax.nn.softplus(excess), slope)
 
   _, dx, dy, (value, slope) = _sweep(weigh, (), x, y, level, ids, axis)
-  n = pairs.total(len(x), axis)
-  return pairs.mean(value, axis), (dx / n, pairs.scatter(dy, axis) / n, -slope / n)
+  n = collectives.total(len(x), axis)
+  return collectives.mean(value, axis), (dx / n, collectives.scatter(dy, axis) / n, -slope / n)
 
 
 def _batch(x, y, level, ids, keep, axis):
@@ -111,23 +110,23 @@ def _batch(x, y, level, ids, keep, axis):
     if mined:
       weight *= selection.weights(scores, mined.score, mined.weight)
       selected += selection.selected(scores, mined.score)
-    z = z * decay + jnp.sum(weight, axis=0)  # [N]: by column, for one sum of N² terms loses digits
+    z = z * decay + jnp.sum(weight, axis=0)  # [N]: one sum of N² terms would lose digits
     state = (higher, z, selected)
     return state, weight, jnp.ones_like(level), decay, jnp.full_like(level, higher)
 
-  columns = pairs.total(len(y), axis)
+  columns = collectives.total(len(y), axis)
   state = (jnp.float32(-1e38), jnp.zeros(columns), jnp.zeros((2, columns), jnp.int32))
   (high, z, selected), dx, dy, highs = _sweep(weigh, state, x, y, level, ids, axis)
-  top = pairs.largest(high, axis)
-  z = pairs.total(jnp.sum(z) * jnp.exp(high - top), axis)
-  if mined:  # selection and sweep must have seen the same scores, bit by bit
+  top = collectives.largest(high, axis)
+  z = collectives.total(jnp.sum(z) * jnp.exp(high - top), axis)
+  if mined:  # selection and sweep must have seen bit-identical scores
     z = jnp.where(selection.agrees(mined, selected, axis), z, jnp.nan)
   excess = top + jnp.log(z) - level  # [n]
-  slope = jax.nn.sigmoid(excess) / pairs.total(len(x), axis)
-  factor = pairs.total(jnp.sum(slope), axis) / jnp.where(z == 0, 1, z)
+  slope = jax.nn.sigmoid(excess) / collectives.total(len(x), axis)
+  factor = collectives.total(jnp.sum(slope), axis) / jnp.where(z == 0, 1, z)
   dx *= (factor * jnp.exp(highs - top))[:, None]
-  dy = pairs.scatter(dy * (factor * jnp.exp(high - top)), axis)
-  return pairs.mean(jax.nn.softplus(excess), axis), (dx, dy, -slope)
+  dy = collectives.scatter(dy * (factor * jnp.exp(high - top)), axis)
+  return collectives.mean(jax.nn.softplus(excess), axis), (dx, dy, -slope)
 
 
 def _sigmoid(x, y, level, ids, axis):
@@ -140,8 +139,8 @@ def _sigmoid(x, y, level, ids, axis):
     return state, weight, jnp.ones_like(level), 1, (value, jnp.sum(weight, axis=1))
 
   _, dx, dy, (value, slope) = _sweep(weigh, (), x, y, level, ids, axis)
-  n = pairs.total(len(x), axis)
-  return pairs.mean(value, axis), (dx / n, pairs.scatter(dy, axis) / n, -slope / n)
+  n = collectives.total(len(x), axis)
+  return collectives.mean(value, axis), (dx / n, collectives.scatter(dy, axis) / n, -slope / n)
 
 
 def _hinge(x, y, level, ids, axis):
@@ -155,32 +154,33 @@ def _hinge(x, y, level, ids, axis):
     return state, weight, jnp.ones_like(level), 1, (value, jnp.sum(weight, axis=1), count)
 
   _, dx, dy, (value, slope, count) = _sweep(weigh, (), x, y, level, ids, axis)
-  n = jnp.maximum(pairs.total(jnp.sum(count), axis), 1)
-  value = pairs.total(jnp.sum(value + 0 * level), axis) / n  # NaN stays NaN without negatives
-  return value, (dx / n, pairs.scatter(dy, axis) / n, -slope / n)
+  n = jnp.maximum(collectives.total(jnp.sum(count), axis), 1)
+  # 0 * level keeps a NaN visible when there are no negatives.
+  value = collectives.total(jnp.sum(value + 0 * level), axis) / n
+  return value, (dx / n, collectives.scatter(dy, axis) / n, -slope / n)
 
 
 def _sweep(weigh, state, x, y, level, ids, axis):
   """Goes over the strips of the matrix; sums the gradients of Σ W_ij·s_ij.
 
   weigh(state, scores [R, N], level [R]) -> state, weight [R, N], factor [R], decay [], rows
-  scores are −inf where a pair is not a negative. W_ij = factor_i·weight_ij; decay rescales what the
-  strips before gave. rows, a tree of [R], comes back as [n].
+  scores are −inf where a pair is not a negative. W_ij = factor_i·weight_ij; decay rescales the sums
+  of earlier strips. rows is a tree of [R] and is returned as one of [n].
   Returns state, dx [n, D] (without later decays), dy [N, D] (of this device's rows), rows.
   """
-  columns, column_ids = pairs.gather((y, ids), axis)
-  (x, ids, level), real = pairs.strips((x, ids, level), len(columns))
+  columns, column_ids = collectives.gather((y, ids), axis)
+  (x, ids, level), real = pair_scores.strips((x, ids, level), len(columns))
 
   def step(carry, strip):
     state, dy = carry
     (x, ids, level), real = strip
-    scores = pairs.scores(x, columns, ids, column_ids, real)
+    scores = pair_scores.scores(x, columns, ids, column_ids, real)
     state, weight, factor, decay, rows = weigh(state, scores, level)
-    dx = pairs.matmul(weight, columns) * factor[:, None]  # [R, D]
-    dy = dy * decay + pairs.matmul((x * factor[:, None]).T, weight)  # [D, N]
+    dx = pair_scores.matmul(weight, columns) * factor[:, None]  # [R, D]
+    dy = dy * decay + pair_scores.matmul((x * factor[:, None]).T, weight)  # [D, N]
     return (state, dy), (dx, rows)
 
-  carry = pairs.varying((state, jnp.zeros(columns.T.shape)), axis)
+  carry = collectives.varying((state, jnp.zeros(columns.T.shape)), axis)
   (state, dy), (dx, rows) = lax.scan(step, carry, ((x, ids, level), real))
   dx, rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(y)], (dx, rows))
   return state, dx, dy.T, rows

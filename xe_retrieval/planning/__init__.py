@@ -1,1 +1,1 @@
-"""What a training step would take on a pod: compiled for it, not run."""
+"""Planning: memory and speed of a training step on a pod, from compiling it without running it."""

@@ -1,11 +1,12 @@
-"""The child process that compiles: python -m xe_retrieval.planning.compile, a request on stdin.
+"""The subprocess that compiles: python -m xe_retrieval.planning.compile, with a request on stdin.
 
-The request is JSON: config, topology, only ("step" or "loss") and a directory, where the answer
-goes: first traced.json, then answer.json and, unless it did not fit, program.txt.gz.
+The request is JSON: config, topology, only ("step" or "loss") and the output directory. Writes
+traced.json before compiling, then answer.json and, if the step fits, program.txt.gz.
 """
 
 import gzip
 import json
+import math
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ import time
 
 
 def main():
-  threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+  threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
   request = json.load(sys.stdin)
   out = pathlib.Path(request["out"])
   try:
@@ -28,23 +29,24 @@ def main():
   (out / "answer.json").write_text(json.dumps(answer))
 
 
-def _end_with_parent(parent):
-  """Compiling takes minutes: nobody should have to look for it after a kill."""
+def _exit_with_parent(parent):
+  """Leaves no orphan that compiles for minutes when the parent is killed."""
   while os.getppid() == parent:
     time.sleep(1)
   os._exit(1)
 
 
 def compile_step(out, config, topology, only):
-  """-> what is known about memory and time, and the compiled program as text."""
+  """-> memory and FLOPs by name, and the compiled program as HLO text."""
   import jax
 
-  from xe_retrieval import settings
-  from xe_retrieval.training import mesh as mesh_lib
+  from xe_retrieval import config as config_lib
+  from xe_retrieval.data import mesh as mesh_lib
+  from xe_retrieval.training import loop
 
   devices = _devices(topology)
-  config = settings.from_json(json.dumps(config))
-  settings.validate(config, len(devices))
+  config = config_lib.from_json(json.dumps(config))
+  loop.validate(config, len(devices))
   mesh = mesh_lib.make(devices)
   began = time.perf_counter()
   lowered, answer = (_loss if only == "loss" else _step)(config, mesh)
@@ -53,7 +55,7 @@ def compile_step(out, config, topology, only):
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
     if "memory" not in str(e) or "RESOURCE_EXHAUSTED" not in str(e):
-      raise ValueError(f"the compiler refuses: {str(e).splitlines()[0]}") from e
+      raise ValueError(f"the compiler failed: {str(e).splitlines()[0]}") from e
     return answer | {"fits": False} | _exhausted(str(e), answer), ""
   memory = compiled.memory_analysis()
   answer |= {
@@ -76,7 +78,7 @@ def _devices(topology):
     return jax.devices()[: int(shape)]
   from jax.experimental import topologies
 
-  # A v4 chip is two devices by default, but trains as one.
+  # By default the two cores of a v4 chip are two devices; training uses them as one.
   options = {"chip_config_name": "megacore"} if kind == "v4" else {}
   return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
 
@@ -84,33 +86,33 @@ def _devices(topology):
 def _step(config, mesh):
   import jax
 
-  from xe_retrieval.training import build, flops
+  from xe_retrieval.training import step, utilization
 
-  built = build.build(config, mesh)
+  built = step.build(config, mesh)
   state = built.state
 
-  def here(tree):  # bytes on one chip
+  def shard_bytes(tree):  # on one chip
     return sum(
-      int(x.dtype.itemsize) * _product(x.sharding.shard_shape(x.shape))
+      int(x.dtype.itemsize) * math.prod(x.sharding.shard_shape(x.shape))
       for x in jax.tree.leaves(tree)
     )
 
   answer = {
-    "parameters": here((state.params, state.ema, state.batch_stats)),
-    "optimiser": here(state.opt_state),
-    "batch": here(built.batch),
-    "model_flops": flops.of_step(built) / mesh.size,
+    "parameters": shard_bytes((state.params, state.ema, state.batch_stats)),
+    "optimiser": shard_bytes(state.opt_state),
+    "batch": shard_bytes(built.batch),
+    "model_flops": utilization.step_flops(built) / mesh.size,
   }
   return built.lower(), answer
 
 
 def _loss(config, mesh):
-  """The loss alone, with its gradients, as the step calls it."""
+  """The loss and its gradients without the towers, as the step calls it."""
   import jax
   import jax.numpy as jnp
 
   from xe_retrieval import losses
-  from xe_retrieval.training import mesh as mesh_lib
+  from xe_retrieval.data import mesh as mesh_lib
 
   loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
   n, rows = config.batch_size, mesh_lib.rows(mesh)
@@ -131,25 +133,18 @@ def _loss(config, mesh):
 
 
 def _exhausted(message, answer):
-  """What the TPU compiler says of a program that is too large, in one of two ways."""
+  """Parses the TPU compiler's two out-of-memory messages -> bytes used and usable."""
   amount = r"([\d.]+)([KMGT])"
-  beside = 0
+  rest = 0  # not in the compiler's figure
   found = re.search(rf"Used {amount} of {amount} hbm", message)
   if not found:
     found = re.search(rf"temporaries \({amount}\) exceeds available HBM \({amount}\)", message)
-    beside = sum(answer[name] for name in ("parameters", "optimiser", "batch"))
+    rest = sum(answer[name] for name in ("parameters", "optimiser", "batch"))
   if not found:
     return {"used": None}
   scale = {unit: 2 ** (10 * i) for i, unit in enumerate("KMGT", start=1)}
   used, usable = (float(found[i]) * scale[found[i + 1]] for i in (1, 3))
-  return {"used": used + beside, "usable": usable}
-
-
-def _product(numbers):
-  total = 1
-  for n in numbers:
-    total *= n
-  return total
+  return {"used": used + rest, "usable": usable}
 
 
 if __name__ == "__main__":

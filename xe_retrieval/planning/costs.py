@@ -1,8 +1,8 @@
-"""What one chip does in a compiled step, counted instruction by instruction, for each part of it.
+"""FLOPs, bytes and collectives of one chip in a compiled step, summed over its HLO by part.
 
-XLA's own cost analysis counts the body of a loop once, memory on the chip as if it were HBM, and a
-float32 product at full precision as one pass through the matrix unit. Here loops count as often as
-they run, bytes are those in main memory with their padding, and passes are counted.
+XLA's own cost analysis counts the body of a loop once, on-chip memory as if it were HBM, and a
+float32 product at full precision as one pass through the matrix unit. Here loop bodies are
+multiplied by their trip counts, bytes are those in HBM with padding, and passes are counted.
 """
 
 import collections
@@ -10,12 +10,12 @@ import dataclasses
 import math
 import re
 
-from xe_retrieval.planning import products, program
+from xe_retrieval.planning import hlo, products
 
 PARTS = ("text tower", "image tower", "loss", "optimiser", "other")
 
-# Loops whose length the scores decide, by the named scope around them: how often they run, rounded
-# up from what python -m benchmarks.plan --only=mining measures.
+# Trip counts of loops that depend on the scores, by named scope: measured by
+# python -m benchmarks.plan --only=mining and rounded up.
 MEASURED_TRIPS = {
   "passes": 2,
   "halvings_together": 8,
@@ -32,15 +32,15 @@ _FREE = {
 
 @dataclasses.dataclass
 class Cost:
-  """Of one chip and one step."""
+  """Work of one chip in one step."""
 
-  flops: float = 0.0  # of products and convolutions, as in the equations
-  passes: float = 0.0  # the same, as often as the matrix unit works on them in bfloat16
-  bytes: float = 0.0  # read from and written to main memory
-  cycles: float = 0.0  # the compiler's estimate for what is not a transfer; 0 where it gives none
-  # (kind, bytes, chips that take part) -> how often
+  flops: float = 0.0  # of matrix products and convolutions
+  passes: float = 0.0  # FLOPs of the matrix unit: flops × bfloat16 passes per product
+  bytes: float = 0.0  # read from and written to HBM
+  cycles: float = 0.0  # the compiler's estimate without transfers; 0 if it gives none
+  # (kind, bytes, chips in a group) -> count
   collectives: dict = dataclasses.field(default_factory=collections.Counter)
-  calls: dict = dataclasses.field(default_factory=collections.Counter)  # kind -> how often
+  calls: dict = dataclasses.field(default_factory=collections.Counter)  # kind -> count
 
   def add(self, other, times=1):
     for name in ("flops", "passes", "bytes", "cycles"):
@@ -53,8 +53,8 @@ class Cost:
 @dataclasses.dataclass
 class Count:
   parts: dict[str, Cost]
-  assumed: dict[str, int]  # loops whose length is taken from MEASURED_TRIPS
-  unknown: int  # loops of unknown length, counted once
+  assumed: dict[str, int]  # loops whose trip count is taken from MEASURED_TRIPS
+  unknown: int  # loops of unknown trip count, counted once
 
   @property
   def total(self) -> Cost:
@@ -65,15 +65,15 @@ class Count:
 
 
 def count(text: str) -> Count:
-  """Of a compiled program, as .as_text() prints it."""
-  compiled = program.parse(text)
+  """`text` is the HLO of a compiled program, as .as_text() prints it."""
+  compiled = hlo.parse(text)
   counter = _Counter(compiled)
   counter.walk(compiled.computations[compiled.entry], 1, "other")
   return Count(counter.parts, counter.assumed, counter.unknown)
 
 
 def part(scope: str) -> str | None:
-  """Which part of the step a scope such as jit(train_step)/jvp(DualEncoder)/text/… belongs to."""
+  """Scope such as jit(train_step)/jvp(DualEncoder)/text/… -> one of PARTS; None if empty."""
   names = re.findall(r"[\w.]+", scope)
   for name in names:
     if name == "loss":
@@ -92,43 +92,42 @@ class _Counter:
     self.program = compiled
     self.parts = {name: Cost() for name in PARTS}
     self.assumed, self.unknown = {}, 0
-    self._known = {}  # id of an instruction -> part
-    self._chains = set()  # that have been counted
+    self._owners = {}  # id of an instruction -> part
+    self._chains = set()  # collectives counted already, by chain
 
   def walk(self, computation, times, inherited):
-    """Adds everything that running a computation `times` costs."""
+    """Adds the cost of running a computation `times` times."""
     for instruction in computation.instructions.values():
       opcode = instruction.opcode
-      belongs = self._part(instruction, computation) or inherited
-      self._known[id(instruction)] = belongs
+      owner = self._part(instruction, computation) or inherited
+      self._owners[id(instruction)] = owner
       if opcode == "while":
         trips = self._trips(instruction, computation)
         for name in instruction.called("body", "condition"):
-          self.walk(self.program.computations[name], times * trips, belongs)
+          self.walk(self.program.computations[name], times * trips, owner)
       elif opcode in ("call", "async-start", "conditional"):
         branches = instruction.called("to_apply", "calls", "true_computation", "false_computation")
         if listed := re.search(r"branch_computations=\{([^}]*)\}", instruction.rest):
           branches += re.findall(r"%([\w.\-]+)", listed[1])
-        for name in branches[-1:]:  # of a conditional, the last branch
-          self.walk(self.program.computations[name], times, belongs)
+        for name in branches[-1:]:  # the last branch of a conditional
+          self.walk(self.program.computations[name], times, owner)
       elif kind := _collective(opcode):
-        self._communicate(kind, instruction, computation, times, belongs)
+        self._communicate(kind, instruction, computation, times, owner)
       elif opcode not in _FREE and not opcode.endswith(("-done", "-update")):
-        self._compute(instruction, computation, times, belongs)
+        self._compute(instruction, computation, times, owner)
 
-  def _compute(self, instruction, computation, times, belongs):
-    cost = self.parts[belongs]
+  def _compute(self, instruction, computation, times, owner):
+    cost = self.parts[owner]
     for name in instruction.called("calls"):
       inner = self.program.computations[name]
       for one in self._products(inner):
         cost.add(one, times)
       for kind, collective in _fused_collectives(inner):
-        # One that runs beside others is spread over many fusions, all with the number of its chain.
+        # An asynchronous collective is split over many fusions, all with the same chain_id.
         chain = re.search(r'chain_id="(\d+)"', collective.rest)
         chain = (id(computation), chain[1]) if chain else None
         if chain is None or chain not in self._chains:
-          owner = part(collective.scope) or belongs
-          self._communicate(kind, collective, inner, times, owner)
+          self._communicate(kind, collective, inner, times, part(collective.scope) or owner)
         self._chains.add(chain)
     if instruction.opcode in ("dot", "convolution"):
       cost.add(_product(instruction, computation), times)
@@ -137,7 +136,7 @@ class _Counter:
       cost.cycles += times * int(cycles[1])
 
   def _products(self, computation):
-    """Every product in a fusion, also in the fusions inside of it."""
+    """Every product in a fusion, including nested fusions."""
     for instruction in computation.instructions.values():
       if instruction.opcode in ("dot", "convolution"):
         yield _product(instruction, computation)
@@ -145,18 +144,18 @@ class _Counter:
         for name in instruction.called("calls"):
           yield from self._products(self.program.computations[name])
 
-  def _communicate(self, kind, instruction, computation, times, belongs):
-    """One that the compiler combined is a call of the part with the most bytes of it.
+  def _communicate(self, kind, instruction, computation, times, default):
+    """Adds a collective, which the compiler may have combined from several parts.
 
-    The bytes go to the parts that they come from.
+    Bytes count for the parts of the operands, the call for the part with the most bytes.
     """
     sizes = collections.Counter()
     for name in instruction.operands:
       operand = computation.instructions[name]
-      owner = self._known.get(id(operand)) or self._part(operand, computation) or belongs
+      owner = self._owners.get(id(operand)) or self._part(operand, computation) or default
       if owner == "other":
-        owner = belongs
-      sizes[owner] += sum(shape.elements * program.width(shape.dtype) for shape in operand.shapes)
+        owner = default
+      sizes[owner] += sum(shape.elements * hlo.width(shape.dtype) for shape in operand.shapes)
     group = _group(instruction)
     if kind == "all-gather":
       sizes = {owner: size * group for owner, size in sizes.items()}
@@ -180,7 +179,7 @@ class _Counter:
     return 1
 
   def _part(self, instruction, computation):
-    """By its own scope, that of what it calls, or that of what it works on."""
+    """By its own scope, else by that of the computations it calls, else by its operands."""
     if found := part(instruction.scope):
       return found
     for name in instruction.called("calls", "body"):
@@ -191,13 +190,13 @@ class _Counter:
         return seen.most_common(1)[0][0]
     for name in instruction.operands:
       if name in computation.instructions:
-        owner = self._known.get(id(computation.instructions[name]))
+        owner = self._owners.get(id(computation.instructions[name]))
         if owner and owner != "other":
           return owner
     return None
 
   def _bytes(self, instruction, computation):
-    """Read and written in main memory."""
+    """Bytes read from and written to HBM."""
     opcode, outputs = instruction.opcode, instruction.shapes
     if opcode.endswith("slice-start"):  # ((source), target, …)
       return _moved(outputs[1], outputs[0], outputs[1])
@@ -220,7 +219,7 @@ class _Counter:
     return total
 
   def _read(self, computation, number, whole):
-    """How much of its operand `number` a fusion reads: of one that is sliced, the slices."""
+    """Bytes of operand `number` that a fusion reads: only the slices, if it is sliced."""
     parameter = computation.parameters[number]
     total = 0
     for user in computation.users.get(parameter.name, []):
@@ -229,7 +228,7 @@ class _Counter:
       elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
         continue  # written in place
       elif _collective(user.opcode) or user.opcode == "tuple":
-        continue  # counted as a collective; handed on
+        continue  # counted by _communicate; not read
       elif user.opcode == "fusion":
         inner = self.program.computations[user.called("calls")[0]]
         for at in (i for i, name in enumerate(user.operands) if name == parameter.name):
@@ -239,7 +238,7 @@ class _Counter:
     return min(total, whole)
 
   def _written(self, computation):
-    """What a fusion writes: where it updates an array in place, the update."""
+    """Bytes that a fusion writes: only the update, if it updates an array in place."""
     root = computation.instructions[computation.root]
     outputs = root.operands if root.opcode == "tuple" else [root.name]
     total = 0
@@ -255,12 +254,12 @@ class _Counter:
 
 
 def _main(shape):
-  """Bytes in main memory; single numbers are not worth counting, and padded they would be."""
+  """Bytes in HBM; 0 for scalars, which padding to a tile would overstate."""
   return shape.bytes if shape.space == 0 and shape.dims else 0
 
 
 def _moved(what, *between):
-  """Bytes of `what`, for each of these arrays that lies in main memory."""
+  """Bytes of `what` times the number of these arrays that are in HBM."""
   return what.bytes * sum(shape.space == 0 for shape in between)
 
 
@@ -270,7 +269,7 @@ def _collective(opcode):
 
 
 def _fused_collectives(computation):
-  """(kind, instruction) in a fusion; of all-reduce and a slice it makes a reduce-scatter."""
+  """Yields (kind, instruction) of a fusion; all-reduce with a slice is a reduce-scatter."""
   sliced = any("dynamic-slice" in i.opcode for i in computation.instructions.values())
   for instruction in computation.instructions.values():
     if kind := _collective(instruction.opcode):
@@ -279,7 +278,7 @@ def _fused_collectives(computation):
 
 
 def _group(instruction):
-  """How many chips take part together."""
+  """Number of chips in a replica group."""
   if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", instruction.rest):
     return listed[1].count(",") + 1
   if shaped := re.search(r"replica_groups=\[(\d+),(\d+)\]", instruction.rest):
@@ -287,7 +286,7 @@ def _group(instruction):
   if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
     sizes = dict(re.findall(r"('\w+')=(\d+)", named[1]))
     return math.prod(int(sizes[axis]) for axis in re.findall(r"'\w+'", named[2]))
-  return 2  # a permutation: each sends to one
+  return 2  # collective-permute: a source and a target
 
 
 def _product(instruction, computation):

@@ -1,4 +1,4 @@
-"""A config and a topology -> a Plan: compiled in a child process, kept on disk, counted here."""
+"""Config and topology -> Plan: compiles in a subprocess, caches the HLO on disk, counts costs."""
 
 import contextlib
 import dataclasses
@@ -13,31 +13,31 @@ import pathlib
 import shutil
 import tempfile
 
-from xe_retrieval.planning import child, chips, costs, roofline
+from xe_retrieval.planning import chips, compile_subprocess, costs, roofline
 
 # Fields that the compiled step does not depend on.
-_ELSEWHERE = (
+_IRRELEVANT = (
   *("seed", "steps", "data", "wandb", "profile_steps", "log_every", "eval_every"),
   *("checkpoint_every", "keep_checkpoints", "keep_every"),
 )
-_SOURCES = ("losses", "towers", "training")  # what the step is made of
-_VERSION = 1  # of what compile.py writes
+_SOURCES = ("losses", "towers", "training")  # rooms whose code is compiled into the step
+_VERSION = 1  # of the files that compile.py writes
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What one chip holds and does in a step."""
+  """Memory and costs of one chip in a step."""
 
   config: dict
   topology: chips.Topology
-  memory: dict  # name -> bytes; what the child answered
+  memory: dict  # name -> bytes, and model_flops: answer.json of the subprocess
   fits: bool
   limit: float  # bytes of a chip
-  counted: costs.Count | None  # None where the compiler gave up
+  counted: costs.Count | None  # None if it does not fit
 
   @property
   def used(self) -> float | None:
-    """Bytes per chip at the step's peak; None where the compiler does not tell."""
+    """Bytes per chip at the step's peak; None if the compiler does not report them."""
     if "temporaries" not in self.memory:
       return self.memory.get("used")
     return sum(self.memory[name] for name in ("arguments", "results", "temporaries", "program"))
@@ -56,7 +56,7 @@ class Plan:
 
   @property
   def mfu(self) -> float:
-    """Model FLOPs, without recomputation, of the peak."""
+    """Upper bound of the model FLOPs utilisation."""
     return self.memory["model_flops"] / self.times.bound / self.topology.chip.flops
 
   @property
@@ -69,7 +69,7 @@ def make(
 ) -> Plan:
   """`config` is a ConfigDict with its architecture filled in; `limit` is bytes per chip.
 
-  only: "step" or "loss". machine_code: with it, the compiler's own estimate of time as well.
+  only: "step" or "loss". machine_code: finish compiling, for the compiler's own estimate of time.
   """
   topology = chips.topology(topology)
   fields = json.loads(json.dumps(config.to_dict()))
@@ -90,19 +90,19 @@ def make(
 
 
 def cache() -> pathlib.Path:
-  """Where compiled programs are kept."""
+  """The directory of compiled programs."""
   root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   return pathlib.Path(root) / "xe_retrieval" / "plan"
 
 
 def _place(request):
-  """By everything that the compiled program depends on."""
-  here = pathlib.Path(__file__).parent.parent
-  code = [path.read_text() for room in _SOURCES for path in sorted((here / room).glob("*.py"))]
+  """The cache entry, named by a hash of everything that the compiled program depends on."""
+  package = pathlib.Path(__file__).parent.parent
+  code = [path.read_text() for room in _SOURCES for path in sorted((package / room).glob("*.py"))]
   versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")]
   if not request["topology"].startswith("cpu:"):
     versions.append(_libtpu(request["topology"]))
-  fields = {name: v for name, v in request["config"].items() if name not in _ELSEWHERE}
+  fields = {name: v for name, v in request["config"].items() if name not in _IRRELEVANT}
   key = json.dumps([_VERSION, request | {"config": fields}, versions, code], sort_keys=True)
   return cache() / hashlib.sha256(key.encode()).hexdigest()[:24]
 
@@ -117,14 +117,14 @@ def _libtpu(topology):
 
 
 def _compile(request, place, say):
-  """Into the cache, whole or not at all."""
+  """Fills a cache entry atomically."""
   place.parent.mkdir(parents=True, exist_ok=True)
   out = tempfile.mkdtemp(prefix="unfinished-", dir=place.parent)
   try:
-    child.compile(request, out, say)
+    compile_subprocess.compile(request, out, say)
     for unneeded in (pathlib.Path(out) / "dump", pathlib.Path(out) / "traced.json"):
       shutil.rmtree(unneeded) if unneeded.is_dir() else unneeded.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # another process was faster
+    with contextlib.suppress(OSError):  # another process has filled it
       os.rename(out, place)
   finally:
     shutil.rmtree(out, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions of a compiled program: how many multiplications they are."""
+"""Multiplications in the matrix products and convolutions of a compiled program."""
 
 import functools
 import math
@@ -8,18 +8,18 @@ import numpy as np
 
 
 def multiplications(instruction, left, right) -> int:
-  """Of a dot or a convolution of two shapes."""
+  """In a dot or convolution with operands of these shapes."""
   count = _dot if instruction.opcode == "dot" else _convolution
   return count(instruction, left, right)
 
 
 def passes(instruction, left, right):
-  """How many bfloat16 products a product is made of: float32 is split into up to three numbers."""
+  """bfloat16 products per product: float32 operands are split into up to three bfloat16 terms."""
   found = re.search(r"operand_precision=\{(\w+)", instruction.rest)
-  pieces = {"high": 2, "highest": 3}.get(found[1] if found else "default", 1)
-  split = [pieces if shape.dtype == "f32" else 1 for shape in (left, right)]
+  terms = {"high": 2, "highest": 3}.get(found[1] if found else "default", 1)
+  split = [terms if shape.dtype == "f32" else 1 for shape in (left, right)]
   both = split[0] * split[1]
-  return {4: 3, 9: 6}.get(both, both)  # the products of the smallest pieces are left out
+  return {4: 3, 9: 6}.get(both, both)  # products of the smallest terms are dropped
 
 
 def _dot(instruction, left, right):
@@ -29,7 +29,7 @@ def _dot(instruction, left, right):
 
 
 def _convolution(instruction, left, right):
-  """Multiplications with numbers, not with padding or with the holes of a dilation."""
+  """Without multiplications by padding or by the zeros of a dilation."""
   labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
   ins, kernels, outs = labels.groups()
   output = instruction.shapes[0].dims
@@ -58,7 +58,8 @@ def _convolution(instruction, left, right):
 
 
 @functools.cache
-def _positions(size, kernel, output, stride, pad, hole, dilation):
-  """Along one axis: pairs of an output and a kernel position that meet a number of the input."""
-  at = np.arange(output)[:, None] * stride + np.arange(kernel) * dilation - pad
-  return int(np.sum((at >= 0) & (at <= (size - 1) * hole) & (at % hole == 0)))
+def _positions(size, kernel, output, stride, pad, lhs_dilation, rhs_dilation):
+  """Along one axis: pairs of an output and a kernel position that fall on an input element."""
+  at = np.arange(output)[:, None] * stride + np.arange(kernel) * rhs_dilation - pad
+  inside = (at >= 0) & (at <= (size - 1) * lhs_dilation)
+  return int(np.sum(inside & (at % lhs_dilation == 0)))

@@ -1,24 +1,24 @@
-"""How fast a counted step can be at most: published peaks against what has to be done."""
+"""Roofline: a lower bound on the time of a step from its costs and the chip's peaks."""
 
 import dataclasses
 
 from xe_retrieval.planning import chips
 
 LEFT_OUT = (
-  "An upper bound. Left out: work on vectors (normalisation, softmax, dropout), matrices that do "
-  "not fill the matrix unit, waiting between operations, input, checkpoints, validation. "
-  "Computing, memory and interconnect are taken to overlap fully."
+  "An upper bound. Left out: vector operations (normalisation, softmax, dropout), matrices that do "
+  "not fill the matrix unit, latency between operations, input, checkpoints, validation. "
+  "Compute, memory and interconnect are assumed to overlap fully."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Seconds that each resource needs at its peak."""
+  """Seconds that each resource takes at its peak."""
 
   compute: float
   memory: float
   interconnect: float
-  scheduled: float  # what the compiler estimates for its own schedule, without interconnect; or 0
+  scheduled: float  # the compiler's estimate without interconnect; 0 if it gives none
 
   @property
   def bound(self) -> float:
@@ -30,7 +30,7 @@ class Times:
 
   @property
   def estimate(self) -> float:
-    """Less of a bound and more of a guess: the compiler's schedule, then the interconnect."""
+    """A guess rather than a bound: the compiler's schedule, then the interconnect."""
     return max(self.scheduled, self.compute, self.memory) + self.interconnect
 
 
@@ -45,11 +45,11 @@ def times(cost, topology: chips.Topology) -> Times:
 
 
 def collective_seconds(kind, size, group, topology) -> float:
-  """Bytes through the links of a chip, or the way to the farthest chip if that takes longer."""
+  """Bandwidth or latency of a collective, whichever is longer."""
   if group == 1:
     return 0.0
-  rounds = 2 if kind == "all-reduce" else 1  # it is a reduce-scatter and an all-gather
-  through = size if kind == "collective-permute" else size * (group - 1) / group
+  rounds = 2 if kind == "all-reduce" else 1  # a reduce-scatter and an all-gather
+  sent = size if kind == "collective-permute" else size * (group - 1) / group
   links = 1 if kind == "collective-permute" else topology.links
   hops = 1 if kind == "collective-permute" else topology.hops
-  return rounds * max(through / (links * topology.chip.link), hops * chips.HOP_SECONDS)
+  return rounds * max(sent / (links * topology.chip.link), hops * chips.HOP_SECONDS)

@@ -7,7 +7,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from xe_retrieval.planning import plans
-from xe_retrieval.planning.text import GIB
+from xe_retrieval.planning.plan_text import GIB
 from xe_retrieval.report.plots import COLOURS, FAINT, INK
 
 COLUMNS = {
@@ -33,10 +33,10 @@ class Row:
   topology: str
   batch: int
   plan: plans.Plan | None
-  why: str = ""  # it could not be planned
+  error: str = ""  # if plan is None
 
   def values(self) -> dict:
-    """By column; what is not known is missing."""
+    """{column: value} without unknown values."""
     out = {"topology": self.topology, "batch": self.batch}
     if self.plan is None:
       return out | {"fits": "error"}
@@ -67,12 +67,12 @@ def table(rows) -> str:
   ]  # fmt: skip
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
   lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
-  errors = [f"{row.topology}, batch {row.batch:,}: {row.why}" for row in rows if row.why]
+  errors = [f"{row.topology}, batch {row.batch:,}: {row.error}" for row in rows if row.error]
   return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:], *errors])
 
 
 def write(out, rows):
-  """out/sweep.csv and out/sweep.png."""
+  """Writes out/sweep.csv and out/sweep.png."""
   out.mkdir(parents=True, exist_ok=True)
   with (out / "sweep.csv").open("w", newline="") as f:
     writer = csv.DictWriter(f, list(COLUMNS))
@@ -84,7 +84,7 @@ def write(out, rows):
 
 
 def plot(rows) -> Figure:
-  """Pairs per second, and memory per chip, over chips: a line for each batch size and chip."""
+  """Pairs per second and memory per chip against chips; a line per batch size and kind of chip."""
   figure = Figure(figsize=(10, 4), layout="constrained")
   speed, memory = figure.subplots(1, 2)
   lines = {}

@@ -1,1 +1,1 @@
-"""Numbers → plots and one self-contained page."""
+"""Evaluation results → tables, plots and self-contained HTML pages."""

@@ -1,94 +1,130 @@
-"""Queries worth looking at, with their first images: the paper's figure, for one's own data."""
+"""Example queries with their top images for the report, after the paper's qualitative figure."""
 
 import base64
+import dataclasses
 import io
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 
+from xe_retrieval.calibration.artifact import DEFAULT_PROBABILITY
+from xe_retrieval.evaluation.relevance import MEANING
+
 QUERIES, RESULTS = 4, 6
-PIXELS = 160  # longer side of a picture on the page
+PIXELS = 160  # longer side of an image on the page
 
 
-def sections(pairs, evaluation, threshold):
-  """Pairs, Evaluation, cosine -> [{title, text, queries}] for the page; no caption twice."""
-  ranks, top = evaluation.ranks, evaluation.top
-  own = np.einsum("qd,qd->q", pairs.text, pairs.image[pairs.image_of_text])
-  confident = top >= threshold
-  not_true = ", and the caption is not true of it" if pairs.relevant else ""
-  out, shown = [], set()
+@dataclasses.dataclass(frozen=True)
+class Shown:
+  """The number beside an image: its probability, or its cosine if the model is not calibrated."""
+
+  values: Callable  # int [q] queries, float [q, k] cosines -> float [q, k]
+  cut: float  # results from this value on are framed
+  format: Callable[[float], str]
+  legend: str
+
+
+def shown(pairs, best_f1, calibration=None) -> Shown:
+  """Pairs, cosine with the best F1, Calibration or None -> Shown."""
+  if calibration is None:
+    legend = f"cosine at least {best_f1:.2f}, the threshold with the best F1"
+    return Shown(lambda rows, scores: scores, best_f1, "{:.2f}".format, legend)
+  meaning, images = calibration.best, len(pairs.image)
+  queries = calibration.queries(pairs.text, pairs.features)
+
+  def probability(rows, scores):
+    return meaning.probability(meaning.calibrator.logit(scores, queries[rows]), images)
+
+  legend = f"at least {100 * DEFAULT_PROBABILITY:.0f} % probable that {MEANING[meaning.relevance]}"
+  return Shown(probability, DEFAULT_PROBABILITY, lambda p: f"{100 * p:.0f} %", legend)
+
+
+def sections(pairs, evaluation, source, shown):
+  """Pairs, Evaluation, best Relevance, Shown -> [{title, text, queries}]; no caption twice."""
+  ranks, rows = evaluation.ranks, np.arange(len(pairs.text))
+  top = shown.values(rows, evaluation.top[:, None])[:, 0]
+  confident = top >= shown.cut
+  relevant = _relevant(source)
+  other = "" if source.name == "pairing" else f"; left out where {MEANING[source.name]}"
+  out, seen = [], set()
   for title, text, order, allowed, wrong in (
     (
-      "Found, and sure of it",
-      "The right image is first, with the highest scores of all.",
-      np.argsort(-own),
+      "Confidently right",
+      "The right image is first; these have the highest scores.",
+      np.argsort(-top, kind="stable"),
       ranks == 0,
       False,
     ),
     (
       "Nothing relevant",
-      "The lowest best scores: a calibrated model can say that it has no answer. Such captions "
-      "tend to be vague.",
-      np.argsort(top),
+      "No image reaches the threshold; these have the lowest best scores. Such captions tend to be "
+      "vague.",
+      np.argsort(top, kind="stable"),
       ~confident,
       False,
     ),
     (
-      "Wrong, and sure of it",
-      f"Another image is first, above the threshold{not_true}.",
-      np.argsort(-top),
+      "Confidently wrong",
+      f"Another image is first, above the threshold{other}.",
+      np.argsort(-top, kind="stable"),
       confident & (ranks > 0),
       True,
     ),
     (
-      "Lost",
-      "Of the other captions, those whose right image is furthest down the list.",
+      "Missed",
+      "The right image is far down the list; these, of the other captions, have it furthest down.",
       np.argsort(-ranks, kind="stable"),
       ranks >= RESULTS,
       False,
     ),
   ):
-    chosen = _pick(pairs, order[allowed[order]], shown, wrong)
+    chosen = _pick(pairs, order[allowed[order]], seen, relevant if wrong else None)
     if chosen:
-      queries = [_query(pairs, q, ranks[q], threshold) for q in chosen]
+      queries = [_query(pairs, q, ranks[q], shown, relevant) for q in chosen]
       out.append({"title": title, "text": text, "queries": queries})
   return out
 
 
-def _pick(pairs, order, shown, wrong):
-  """The first few queries whose captions are not in `shown`, which they join.
+def _relevant(source):
+  """Relevance -> a function from a query to bool [M], or to None where nothing is known of it."""
+  known = set() if source.name == "pairing" else set(source.queries.tolist())
+  return lambda q: source.matrix(np.array([q]), 0)[0] if int(q) in known else None
 
-  `wrong`: only those whose first image the caption is not true of, where that is known.
+
+def _pick(pairs, order, seen, relevant):
+  """The first QUERIES queries with captions not in `seen`; adds them to `seen`.
+
+  With `relevant`, skips queries whose top image is known to be relevant.
   """
   chosen = []
   for q in order:
-    if pairs.captions[q] in shown:
+    if pairs.captions[q] in seen:
       continue
-    if wrong and pairs.relevant is not None:
-      first = int(np.argmax(pairs.image @ pairs.text[q]))
-      if pairs.relevant(np.array([q]))[0, first]:
-        continue
+    known = relevant(q) if relevant else None
+    if known is not None and known[np.argmax(pairs.image @ pairs.text[q])]:
+      continue
     chosen.append(int(q))
-    shown.add(pairs.captions[q])
+    seen.add(pairs.captions[q])
     if len(chosen) == QUERIES:
       break
   return chosen
 
 
-def _query(pairs, q, rank, threshold):
-  """One caption, its first images, and the right one at the end if it is not among them."""
+def _query(pairs, q, rank, shown, relevant):
+  """One caption, its top images, and the right one after them if it is not among them."""
   scores = pairs.image @ pairs.text[q]  # [M]
+  values = shown.values(np.array([q]), scores[None])[0]
   first = np.argsort(-scores, kind="stable")[:RESULTS]
-  right = pairs.image_of_text[q]
-  relevant = pairs.relevant(np.array([q]))[0] if pairs.relevant is not None else None
+  right, known = pairs.image_of_text[q], relevant(q)
 
   def result(m):
     return {
-      "picture": _data_uri(pairs.picture(int(m))),
-      "score": float(scores[m]),
-      "above": bool(scores[m] >= threshold),
+      "image": _data_uri(pairs.encoded(int(m))),
+      "value": shown.format(values[m]),
+      "above": bool(values[m] >= shown.cut),
       "right": bool(m == right),
-      "also_true": bool(relevant is not None and relevant[m] and m != right),
+      "also_relevant": bool(known is not None and known[m] and m != right),
     }
 
   return {
@@ -100,13 +136,13 @@ def _query(pairs, q, rank, threshold):
 
 
 def _data_uri(encoded):
-  """Picture file -> data: address, made small; a picture that is small already stays as it is."""
-  picture = Image.open(io.BytesIO(encoded))
-  kind = (picture.format or "png").lower()
-  if max(picture.size) > PIXELS:
-    picture = picture.convert("RGB")
-    picture.thumbnail((PIXELS, PIXELS))
+  """Image file -> data: URI of at most PIXELS; a smaller image is kept unchanged."""
+  image = Image.open(io.BytesIO(encoded))
+  kind = (image.format or "png").lower()
+  if max(image.size) > PIXELS:
+    image = image.convert("RGB")
+    image.thumbnail((PIXELS, PIXELS))
     out = io.BytesIO()
-    picture.save(out, "JPEG", quality=82)
+    image.save(out, "JPEG", quality=82)
     encoded, kind = out.getvalue(), "jpeg"
   return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"

@@ -5,22 +5,26 @@ import pathlib
 
 import jinja2
 
-from xe_retrieval.report import gallery, paper, plots, tables
-from xe_retrieval.retrieval import tiles
+from xe_retrieval.evaluation import score_tiles
+from xe_retrieval.evaluation.relevance import MEANING
+from xe_retrieval.report import gallery, html_tables, paper, plots
 
 
-def write(out_dir, title, config, step, evaluation, pairs):
-  """Writes report.html, and each plot as PNG and SVG and each table as CSV beside it."""
+def write(out_dir, title, config, step, evaluation, pairs, sources, calibration=None):
+  """Writes report.html, and beside it each plot as PNG and SVG and each table as CSV.
+
+  `sources` of relevance come best first. With a calibration, the examples show probabilities.
+  """
   out_dir = pathlib.Path(out_dir)
   metrics = evaluation.metrics
-  shown = [
-    tables.headline(metrics, metrics.get("dataset", ""), config.get("loss", "")),
-    tables.thresholds(evaluation.thresholds, metrics["calibration"]["best_f1"]),
-    tables.bands(metrics),
-    tables.needed(metrics),
-  ]
-  shown += [getattr(tables, n)(metrics[n]) for n in ("index", "judgements") if n in metrics]
-  threshold = metrics["calibration"]["best_f1"]["threshold"]
+  headline = html_tables.headline(metrics, metrics.get("dataset", ""), config.get("loss", ""))
+  tables = [html_tables.promises(metrics)] if metrics.get("promises") else []
+  tables.append(html_tables.calibration(metrics))
+  tables += [html_tables.relevance(metrics)] if metrics["relevance"] else []
+  last = [html_tables.bands(metrics)]
+  last += [getattr(html_tables, n)(metrics[n]) for n in ("index", "judgements") if n in metrics]
+  shown = gallery.shown(pairs, metrics["calibration"]["best_f1"]["threshold"], calibration)
+  source = sources[0]
   _render(
     "report.html",
     out_dir / "report.html",
@@ -28,40 +32,66 @@ def write(out_dir, title, config, step, evaluation, pairs):
     loss=paper.NAMES.get(config.get("loss"), config.get("loss", "")),
     step=step,
     metrics=metrics,
-    headline=shown[0],
-    tables=shown[1:],
-    figures=_figures(out_dir, [("", evaluation.curves)], _CAPTIONS),
-    threshold=threshold,
-    sections=gallery.sections(pairs, evaluation, threshold),
+    headline=headline,
+    tables=tables,
+    last_tables=last,
+    figures=_figures(out_dir, _plots(evaluation)),
+    legend=shown.legend,
+    also_relevant="" if source.name == "pairing" else MEANING[source.name],
+    sections=gallery.sections(pairs, evaluation, source, shown),
     config=json.dumps(config, indent=2, sort_keys=True, default=str),
   )
-  for table in shown:
+  for table in (headline, *tables, *last):
     table.write(out_dir)
   return out_dir / "report.html"
 
 
-def write_comparison(out_dir, metrics, shown, runs):
-  """Writes compare.html: tables.Table list, runs as [(label, curves)] laid over each other."""
-  title = f"{metrics['dataset']} · {metrics['split']}"
+def write_comparison(out_dir, metrics, losses, tables, runs):
+  """Writes compare.html: tables, and plots of all runs, given as [(label, curves)]."""
   path = out_dir / "compare.html"
-  figures = _figures(out_dir, runs, ("score_distributions", "precision_recall", "recall"))
-  _render("compare.html", path, title=title, metrics=metrics, tables=shown, figures=figures)
+  figures = _figures(
+    out_dir,
+    {n: getattr(plots, n)(runs) for n in ("score_distributions", "precision_recall", "recall")},
+  )
+  _render(
+    "compare.html",
+    path,
+    title=f"{metrics['dataset']} · {metrics['split']}",
+    metrics=metrics,
+    losses=losses,
+    runs=len(runs),
+    tables=tables,
+    figures=figures,
+  )
   return path
 
 
-def _figures(out_dir, runs, names):
-  """[(label, curves)], names of plots -> what the page says about each, and the plot."""
+def _plots(evaluation):
+  """{name: Figure} of everything that this evaluation has."""
+  metrics, runs = evaluation.metrics, [("", evaluation.curves)]
+  drawn = {
+    n: getattr(plots, n)(runs) for n in ("precision_recall", "score_distributions", "recall")
+  }
+  if "probabilities" in metrics:
+    drawn["reliability"] = plots.reliability(metrics["probabilities"])
+  if any(row["kept"] is not None for row in metrics.get("promises", ())):
+    drawn["promises"] = plots.promises(metrics["promises"])
+  return drawn
+
+
+def _figures(out_dir, drawn):
+  """{name: Figure} -> name, title, text and SVG of each."""
   return [
-    {"name": n, **_CAPTIONS[n], "svg": plots.save(getattr(plots, n)(runs), out_dir, n)}
-    for n in tiles.progress(list(names), "plots")
+    {"name": n, **_CAPTIONS[n], "svg": plots.save(drawn[n], out_dir, n)}
+    for n in score_tiles.progress(list(drawn), "plots")
   ]
 
 
 _CAPTIONS = {
   "precision_recall": {
     "title": "Precision and recall of one threshold",
-    "text": "All caption × image pairs, sorted by score. The area under the curve is PR-AUC: high "
-    "only if scores of different queries can be compared.",
+    "text": "All caption × image pairs, sorted by score. The area under the curve, PR-AUC, is high "
+    "only if scores of different queries are comparable.",
   },
   "score_distributions": {
     "title": "Score distributions",
@@ -73,8 +103,14 @@ _CAPTIONS = {
     "text": "Share of queries whose right answer is among the first k.",
   },
   "reliability": {
-    "title": "Does the threshold keep its promise?",
-    "text": "A threshold chosen on half of the queries for some precision, measured on the other.",
+    "title": "Reliability of the probability",
+    "text": "Of the first ten results of each query, those shown with a given probability: how "
+    f"many are relevant. Larger dots stand for more results; fewer than {plots.FEWEST} have none.",
+  },
+  "promises": {
+    "title": "Promises of precision",
+    "text": "Circles: the precision that thresholds kept here, which were chosen elsewhere for the "
+    "precision promised; hollow: in the larger collection. Ticks: the calibration's lower bound.",
   },
 }
 

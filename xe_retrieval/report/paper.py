@@ -1,4 +1,4 @@
-"""The paper's own figures (tables 1 and 2; averages of five runs), to stand beside ours."""
+"""Results published in the paper (tables 1 and 2; averages of five runs), for comparison."""
 
 PAIRS = {
   "conceptual_captions": "3,318,333 training and 12,559 test pairs",

@@ -1,4 +1,4 @@
-"""The routes: a page, a JSON API that describes itself by OpenAPI, and the indexed pictures."""
+"""The routes: the page, a JSON API with an OpenAPI description, and thumbnails of the images."""
 
 import contextlib
 import hashlib
@@ -10,10 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from xe_retrieval.serving import guard, thumbnails
+from xe_retrieval.serving import middleware, thumbnails
 from xe_retrieval.serving.batching import Busy
 from xe_retrieval.serving.schema import About, Answer, Batch, Error, Result, Similar
-from xe_retrieval.serving.state import LIMITS, State, Unknown, Wrong
+from xe_retrieval.serving.service import LIMITS, InvalidRequest, Service, UnknownImage
 
 _FILES = {  # address -> (file, media type)
   "/": ("page.html", "text/html; charset=utf-8"),
@@ -21,57 +21,80 @@ _FILES = {  # address -> (file, media type)
   "/page.js": ("page.js", "text/javascript; charset=utf-8"),
   "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_WRONG = {422: {"model": Error, "description": "What was wrong with the request."}}
-_FULL = {429: {"model": Error, "description": "Too many requests are waiting; ask again."}}
-_UNKNOWN = {404: {"model": Error, "description": "No image of the index has this id."}}
+_WRONG = {422: {"model": Error, "description": "The request is invalid; `detail` says why."}}
+_FULL = {429: {"model": Error, "description": "Too many requests are waiting; try again."}}
+_UNKNOWN = {404: {"model": Error, "description": "No image in the index has this id."}}
 _BODY = {
   400: {"model": Error, "description": "The body is not JSON."},
   413: {"model": Error, "description": "The body is too long."},
 }
-_Id = Annotated[str, fastapi.Path(pattern="^[0-9a-f]{16}$", description="Id of an image.")]
-_Top = Annotated[int, fastapi.Query(ge=1, le=LIMITS["top"], description="At most so many.")]
+_Id = Annotated[str, fastapi.Path(pattern="^[0-9a-f]{16}$", description="Image id.")]
+_Top = Annotated[
+  int, fastapi.Query(ge=1, le=LIMITS["top"], description="Maximum number of results.")
+]
 _Query = Annotated[
   str,
   fastapi.Query(
-    min_length=1, max_length=LIMITS["query"], pattern=r"\S", description="What to look for."
+    min_length=1, max_length=LIMITS["query"], pattern=r"\S", description="Text to search for."
+  ),
+]
+_Probability = Annotated[
+  float | None,
+  fastapi.Query(
+    ge=0,
+    le=1,
+    allow_inf_nan=False,
+    description="Minimum probability of each result; 0.5 if nothing else is asked for.",
+  ),
+]
+_Wrong = Annotated[
+  float | None,
+  fastapi.Query(
+    ge=0, allow_inf_nan=False, description="Irrelevant results per query, at most, in the mean."
   ),
 ]
 _Precision = Annotated[
   float | None,
-  fastapi.Query(ge=0, le=1, allow_inf_nan=False, description="Precision to expect of the results."),
+  fastapi.Query(
+    ge=0, le=1, allow_inf_nan=False, description="Minimum precision of all results of many queries."
+  ),
+]
+_Guarantee = Annotated[
+  bool, fastapi.Query(description="The lower bound of the precision must reach min_precision.")
 ]
 _Threshold = Annotated[
   float | None,
-  fastapi.Query(ge=-1, le=1, allow_inf_nan=False, description="Cosine that results have at least."),
+  fastapi.Query(ge=-1, le=1, allow_inf_nan=False, description="Minimum cosine of the results."),
 ]
 _Near = Annotated[
-  int, fastapi.Query(ge=0, le=LIMITS["top"], description="At most so many near misses besides.")
+  int, fastapi.Query(ge=0, le=LIMITS["top"], description="Maximum number of near misses.")
 ]
 
 
-def make(state: State, local: bool = True) -> fastapi.FastAPI:
-  """The application; `local`: asked by this machine's browsers only."""
+def make(service: Service, local: bool = True) -> fastapi.FastAPI:
+  """The ASGI application; `local` accepts only requests addressed to this machine's loopback."""
 
   @contextlib.asynccontextmanager
   async def lifespan(_):
-    async with state.watching():
+    async with service.watching():
       yield
 
   app = fastapi.FastAPI(
     title="xe_retrieval",
     version="1",
-    description="Image search with one threshold for all queries. Scores are cosines; the "
-    "precision beside a score is that of returning everything from this score on, as measured in "
-    "the evaluation that /api/about names.",
-    docs_url=None,  # they would load scripts of another site
+    description="Image search that can answer that nothing is relevant. Scores are cosines; the "
+    "probability beside a score is that of this image being relevant to this query in this "
+    "collection, measured as /api/about says. Ask for at most one of min_probability, max_wrong, "
+    "min_precision and threshold.",
+    docs_url=None,  # Swagger UI and ReDoc load scripts from a CDN
     redoc_url=None,
     openapi_url="/api/openapi.json",
     redirect_slashes=False,
     lifespan=lifespan,
   )
   app.add_middleware(
-    guard.Guard,
-    hosts=guard.LOCAL if local else None,
+    middleware.RequestLimits,
+    hosts=middleware.LOOPBACK if local else None,
     max_address=LIMITS["address"],
     max_body=LIMITS["body"],
   )
@@ -81,34 +104,46 @@ def make(state: State, local: bool = True) -> fastapi.FastAPI:
   @app.get("/api/search", response_model=Answer, responses=_WRONG | _FULL)
   async def search(
     q: _Query,
+    min_probability: _Probability = None,
+    max_wrong: _Wrong = None,
     min_precision: _Precision = None,
     threshold: _Threshold = None,
+    guarantee: _Guarantee = False,
     top: _Top = 20,
     near: _Near = 0,
   ):
-    """Images for one query: those above the threshold, best first."""
-    return JSONResponse((await state.search([q], min_precision, threshold, top, near))[0])
+    """Relevant images for one query, best first; none if nothing is relevant."""
+    found = await service.search(
+      [q],
+      top,
+      near,
+      min_probability=min_probability,
+      max_wrong=max_wrong,
+      min_precision=min_precision,
+      threshold=threshold,
+      guarantee=guarantee,
+    )
+    return JSONResponse(found[0])
 
   @app.post("/api/search", response_model=list[Answer], responses=_WRONG | _FULL | _BODY)
   async def search_batch(batch: Batch):
-    """Several queries at once, answered in their order."""
-    asked = (batch.min_precision, batch.threshold, batch.top, batch.near)
-    return JSONResponse(await state.search(batch.queries, *asked))
+    """Several queries at once; answers in the same order."""
+    return JSONResponse(await service.search(**batch.model_dump()))
 
   @app.get("/api/similar/{id}", response_model=Similar, responses=_WRONG | _FULL | _UNKNOWN)
   async def similar(id: _Id, top: _Top = 20):
-    """Images that look like one of the index, and captions that fit it."""
-    return JSONResponse(await state.similar(id, top))
+    """Images nearest to one image of the index, and captions that fit it."""
+    return JSONResponse(await service.similar(id, top))
 
   @app.get("/api/image/{id}", response_model=Result, responses=_WRONG | _UNKNOWN)
   async def image(id: _Id):
-    """What is known of one image."""
-    return JSONResponse(state.image(id))
+    """Id, name and address of one image."""
+    return JSONResponse(service.image(id))
 
   @app.get("/api/about", response_model=About)
   async def about():
-    """The index, its model, its thresholds, and the limits of this server."""
-    return JSONResponse(state.about())
+    """Size and generation of the index, its calibration, and the limits of this server."""
+    return JSONResponse(service.about())
 
   @app.get(
     "/image/{id}",
@@ -124,8 +159,8 @@ def make(state: State, local: bool = True) -> fastapi.FastAPI:
     id: _Id,
     large: Annotated[bool, fastapi.Query(description="1280 pixels instead of 320.")] = False,
   ):
-    """The picture itself, made small; a placeholder if its file is gone or broken."""
-    content, kind = await state.picture(id, thumbnails.SIDES[large])
+    """A thumbnail of the image; a placeholder if its file is missing or damaged."""
+    content, kind = await service.thumbnail(id, thumbnails.SIDES[large])
     caching = "no-store" if kind == "image/svg+xml" else "private, max-age=300"
     return Response(content, media_type=kind, headers={"cache-control": caching})
 
@@ -138,9 +173,8 @@ def _files(app):
     content = (folder / file).read_bytes()
     headers = {"cache-control": "no-cache", "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
 
-    async def get(
-      request: fastapi.Request, content=content, kind=kind, headers=headers
-    ):  # one per file
+    # Default arguments bind this file; a closure would see the last one.
+    async def get(request: fastapi.Request, content=content, kind=kind, headers=headers):
       if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
       return Response(content, media_type=kind, headers=headers)
@@ -149,26 +183,26 @@ def _files(app):
 
 
 def _errors(app):
-  """Every error is one sentence in {"detail": …}."""
+  """Every error response is one sentence in {"detail": …}."""
 
   @app.exception_handler(RequestValidationError)
   async def invalid(_, error):
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:])
-    broken = first["type"] == "json_invalid"
-    said = "the body is not JSON" if broken else f"{where or first['loc'][0]}: {first['msg']}"
-    return JSONResponse({"detail": said}, 400 if broken else 422)
+    if first["type"] == "json_invalid":
+      return JSONResponse({"detail": "the body is not JSON"}, 400)
+    field = ".".join(str(part) for part in first["loc"][1:]) or first["loc"][0]
+    return JSONResponse({"detail": f"{field}: {first['msg']}"}, 422)
 
-  @app.exception_handler(Wrong)
-  async def wrong(_, error):
+  @app.exception_handler(InvalidRequest)
+  async def cannot_answer(_, error):
     return JSONResponse({"detail": str(error)}, 422)
 
   @app.exception_handler(Busy)
   async def busy(_, error):
-    said = f"more than {LIMITS['waiting']} requests are waiting; ask again in a second"
-    return JSONResponse({"detail": said}, 429, {"retry-after": "1"})
+    sentence = f"more than {LIMITS['waiting']} requests are waiting; ask again in a second"
+    return JSONResponse({"detail": sentence}, 429, {"retry-after": "1"})
 
-  @app.exception_handler(Unknown)
+  @app.exception_handler(UnknownImage)
   async def unknown(_, error):
     return JSONResponse({"detail": f"the index has no image {error.args[0]}"}, 404)
 

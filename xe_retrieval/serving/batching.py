@@ -1,4 +1,4 @@
-"""Queries that arrive together go through the text tower and the index together."""
+"""Dynamic batching: concurrent queries share one pass through the text tower and the index."""
 
 import asyncio
 import collections
@@ -6,25 +6,24 @@ import concurrent.futures
 
 
 class Busy(Exception):
-  """More is waiting than is allowed."""
+  """The queue is full."""
 
 
 class Batcher:
-  """`answer` takes a list of jobs and gives a list of answers; it runs in one thread.
+  """Runs `answer` (list of jobs -> list of answers) in one thread, on batches of queued jobs.
 
-  Nothing is delayed to make batches larger: what has arrived while a batch was being answered is
-  the next one. `most` jobs are answered at once, `waiting` may wait.
+  No job waits for a batch to fill: the next batch is what was queued while the last one ran.
   """
 
-  def __init__(self, answer, most: int, waiting: int):
-    self._answer, self._most, self._waiting = answer, most, waiting
+  def __init__(self, answer, max_batch: int, max_queue: int):
+    self._answer, self._max_batch, self._max_queue = answer, max_batch, max_queue
     self._queue = collections.deque()  # (job, future)
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._running = None
 
   async def ask(self, jobs: list) -> list:
-    """The answers to all jobs; Busy, if there is no room for them."""
-    if len(self._queue) + len(jobs) > self._waiting:
+    """The answers to all jobs; raises Busy if the queue has no room for them."""
+    if len(self._queue) + len(jobs) > self._max_queue:
       raise Busy
     loop = asyncio.get_running_loop()
     futures = [loop.create_future() for _ in jobs]
@@ -35,9 +34,11 @@ class Batcher:
 
   async def _run(self, loop):
     while self._queue:
-      count = min(self._most, len(self._queue))
+      count = min(self._max_batch, len(self._queue))
       batch = [self._queue.popleft() for _ in range(count)]
-      batch = [(job, future) for job, future in batch if not future.done()]  # some were given up
+      batch = [
+        (job, future) for job, future in batch if not future.done()
+      ]  # cancelled: client gone
       if not batch:
         continue
       try:

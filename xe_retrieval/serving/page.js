@@ -1,65 +1,55 @@
-// Types go to the server once; the slider then cuts what has arrived, without asking again.
-// All text from elsewhere is set as textContent, so that it stays text.
+// Typing queries the server; the slider filters results already loaded.
+// Text from the server and the user is only ever set as textContent: no HTML injection.
 
 const $ = (id) => document.getElementById(id);
-const PAGE = 60; // images that are asked for at a time
-const NEAR = 12; // near misses that are shown
+const PAGE = 60; // results requested at a time
+const NEAR = 12; // near misses shown
 
 let about = null; // /api/about
-let hits = []; // all images of the query that have arrived, best first
-let shownFor = ""; // their query
-let asked = PAGE;
-let peeking = false; // near misses are shown though nothing is relevant
-let request = null;
-let timer = 0;
+let answer = null; // of the query that is shown; its results were loaded without a threshold
+let hits = []; // these results, best first
+let shownFor = ""; // the query of these results
+let requested = PAGE; // how many results were requested for it
+let peeking = false; // near misses are shown although nothing is relevant
+let request = null; // AbortController of the search in flight
+let timer = 0; // debounces typing
 
-// ---- the slider: precision where it is known, else the plain score ----
+// ---- the slider, in hundredths: the minimum probability; the minimum score if not evaluated ----
 
-function ends() {
-  const curve = about.thresholds;
-  return curve ? [curve.precision[0], curve.precision.at(-1)] : [-1, 1];
-}
-
-function wanted() {
-  const [low, high] = ends();
-  return low + (high - low) * $("slider").value / 1000;
-}
+const wanted = () => $("slider").valueAsNumber / 100;
 
 function setWanted(value) {
-  const [low, high] = ends();
-  $("slider").value = Math.round(1000 * (value - low) / (high - low || 1));
+  $("slider").value = Math.round(100 * value);
 }
 
-/** Index of the lowest threshold with this precision. */
-function rowFor(precision) {
-  const row = about.thresholds.precision.findIndex((p) => p >= precision - 1e-9);
-  return row < 0 ? about.thresholds.precision.length - 1 : row;
-}
+const measure = (hit) => about.calibration ? hit.probability : hit.score;
+const passes = (hit) => measure(hit) >= wanted() - 1e-9;
 
-function threshold() {
-  return about.thresholds ? about.thresholds.threshold[rowFor(wanted())] : wanted();
-}
-
-function expected(score) {
-  const { threshold, precision } = about.thresholds;
-  let row = 0;
-  while (row + 1 < threshold.length && threshold[row + 1] <= score) row++;
-  return precision[row];
-}
-
-const percent = (share) => `${Math.round(100 * share)} %`;
 const number = (n) => n.toLocaleString("en");
+const rounded = (n) => number(n < 10 ? +n.toFixed(1) : Math.round(n));
+
+/** Never 0 % or 100 %: nothing is that certain. */
+function percent(share) {
+  if (share < 0.01) return "< 1 %";
+  return share > 0.99 ? "> 99 %" : `${Math.round(100 * share)} %`;
+}
+
+function expectation(results, wrong) {
+  if (results < 0.05) return "hardly any query gets a result";
+  const few = wrong < 0.05 ? "hardly any" : rounded(wrong);
+  return `an average query gets about ${rounded(results)} results, ${few} of them wrong`;
+}
 
 function showPromise() {
-  const cut = Math.max(threshold(), -1).toFixed(2);
   const bold = document.createElement("b");
   const rest = document.createElement("span");
-  if (about.thresholds) {
-    bold.textContent = `expected precision ${percent(wanted())}`;
-    rest.textContent = cut <= -1 ? " · every image" : ` · score at least ${cut}`;
+  if (about.calibration) {
+    const expect = about.calibration.expect[Math.round(100 * wanted()) - 1];
+    bold.textContent = `at least ${percent(wanted())} likely to be relevant`;
+    rest.textContent = ` · ${expectation(expect.results_per_query, expect.wrong_per_query)}`;
   } else {
-    bold.textContent = `score at least ${cut}`;
-    rest.textContent = " · precision unknown: the model was not evaluated";
+    bold.textContent = `score at least ${wanted().toFixed(2)}`;
+    rest.textContent = " · probability unknown: the model was not evaluated";
   }
   $("promise").replaceChildren(bold, rest);
   $("slider").setAttribute("aria-valuetext", bold.textContent + rest.textContent);
@@ -67,7 +57,7 @@ function showPromise() {
 
 // ---- cards ----
 
-function picture(img, url, name) {
+function loadImage(img, url, name) {
   img.alt = name;
   img.loading = "lazy";
   img.decoding = "async";
@@ -87,21 +77,23 @@ function card(hit) {
   frame.append(img);
   const facts = document.createElement("span");
   facts.className = "facts";
-  const score = document.createElement("b");
-  score.textContent = hit.score.toFixed(2);
-  facts.append(score);
-  if (hit.precision != null) {
-    facts.append(percent(hit.precision));
-    facts.title = `score ${hit.score}; of everything from this score on, ${percent(hit.precision)} is relevant`;
+  const bold = document.createElement("b");
+  facts.append(bold);
+  if (hit.probability == null) {
+    bold.textContent = hit.score.toFixed(2);
+  } else {
+    bold.textContent = percent(hit.probability);
+    facts.title = "how likely this image is relevant to this query in this collection; "
+      + `score ${hit.score.toFixed(2)}`;
   }
   button.append(frame, facts);
   item.append(button);
-  picture(img, hit.url, hit.image);
+  loadImage(img, hit.url, hit.image);
   button.addEventListener("click", () => openDetail(hit.id));
   return item;
 }
 
-/** Keeps the cards that are there already: only what changes sides is moved. */
+/** Cards by image id, reused so that thumbnails are not loaded again. */
 const cards = new Map();
 function cardOf(hit) {
   if (!cards.has(hit.id)) cards.set(hit.id, card(hit));
@@ -118,7 +110,7 @@ function place(list, wantedHits, above) {
   }
 }
 
-// ---- what the page shows ----
+// ---- rendering ----
 
 function show() {
   const searching = Boolean(shownFor);
@@ -127,41 +119,61 @@ function show() {
   $("sure").hidden = !about;
   if (!about) return;
   showPromise();
-  const cut = threshold();
-  const above = searching ? hits.filter((hit) => hit.score >= cut) : [];
-  const below = searching ? hits.filter((hit) => hit.score < cut).slice(0, NEAR) : [];
+  const above = searching ? hits.filter(passes) : [];
+  const below = searching ? hits.slice(above.length).slice(0, NEAR) : [];
   const nothing = searching && !above.length;
   place($("results"), above, true);
   place($("misses"), !nothing || peeking ? below : [], false);
   $("near").hidden = !below.length || (nothing && !peeking);
-  $("more").hidden = !searching || above.length < hits.length || hits.length < asked
-    || asked >= about.limits.top || hits.length >= about.images;
-  $("nothing").hidden = !nothing;
+  $("more").hidden = !searching || above.length < hits.length || hits.length < requested
+    || requested >= about.limits.top || hits.length >= about.images;
+  $("nothing").hidden = $("choices").hidden = !nothing;
+  showUnfamiliar(searching);
   if (nothing) {
-    const best = hits[0].score;
-    $("why").textContent = `The best of ${number(about.images)} images scores ${best.toFixed(2)}; `
-      + `results need ${cut.toFixed(2)}.`;
-    $("lower").textContent = about.thresholds
-      ? `Accept ${percent(expected(best))} precision` : `Accept scores from ${best.toFixed(2)}`;
+    const best = measure(hits[0]);
+    const shown = (value) => about.calibration ? percent(value) : value.toFixed(2);
+    const means = about.calibration ? "is relevant with a probability of" : "scores";
+    $("why").textContent = `The best of ${number(about.images)} images ${means} ${shown(best)}; `
+      + `results need ${shown(wanted())}.`;
+    $("why").hidden = !answer.familiar; // the next paragraph says why
+    $("lower").hidden = Math.floor(100 * best) < $("slider").min;
+    $("lower").textContent = `Accept ${about.calibration ? "" : "scores from "}${shown(best)}`;
     $("peek").textContent = peeking ? "Hide the near misses" : "Show the near misses";
     $("peek").setAttribute("aria-expanded", peeking);
   }
   const all = above.length === hits.length && hits.length < about.images;
-  $("status").textContent = !searching || nothing ? (nothing ? `Nothing relevant for “${shownFor}”` : "")
+  const found = nothing ? "Nothing relevant"
     : `${all ? "the first " : ""}${number(above.length)} relevant of ${number(about.images)} images`;
+  $("status").textContent = searching ? `${found} for “${shownFor}”` : "";
+}
+
+/** The captions that the model knows and that are nearest to a query unlike them. */
+function showUnfamiliar(searching) {
+  const unfamiliar = searching && !answer.familiar;
+  $("unfamiliar").hidden = !unfamiliar;
+  $("strange").textContent = shownFor;
+  $("suggestions").replaceChildren(...(unfamiliar ? answer.suggestions.map(suggestion) : []));
+}
+
+function suggestion(text) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = text;
+  button.addEventListener("click", () => ask(text));
+  return button;
 }
 
 function fail(sentence) {
   hits = [];
   cards.clear();
   for (const id of ["results", "misses"]) $(id).replaceChildren();
-  for (const id of ["start", "nothing", "near", "more"]) $(id).hidden = true;
+  for (const id of ["start", "nothing", "unfamiliar", "choices", "near", "more"]) $(id).hidden = true;
   $("status").textContent = "";
   $("failed").hidden = false;
   $("error").textContent = sentence;
 }
 
-// ---- asking ----
+// ---- requests and history ----
 
 async function get(address, signal) {
   const answer = await fetch(address, { signal }).catch((error) => {
@@ -176,45 +188,47 @@ async function get(address, signal) {
 async function search(top = PAGE) {
   const query = $("query").value.trim();
   request?.abort();
-  remember(query);
+  updateAddress(query);
   if (!query) {
-    [hits, shownFor] = [[], ""];
+    [answer, hits, shownFor] = [null, [], ""];
     return show();
   }
   const mine = request = new AbortController();
   try {
-    const words = new URLSearchParams({ q: query, threshold: -1, top });
-    const found = await get(`/api/search?${words}`, mine.signal);
+    const parameters = new URLSearchParams({ q: query, threshold: -1, top });
+    const found = await get(`/api/search?${parameters}`, mine.signal);
     if (query !== shownFor) {
       cards.clear();
       peeking = false;
     }
-    [hits, shownFor, asked] = [found.results, query, top];
+    [answer, hits, shownFor, requested] = [found, found.results, query, top];
     show();
   } catch (error) {
     if (error.name !== "AbortError") fail(error.message);
   }
 }
 
-/** The address says what is shown: it can be kept, sent, and gone back to. */
-function remember(query) {
-  const words = new URLSearchParams();
-  if (query) words.set("q", query);
-  if (about && Math.abs(wanted() - start()) > 0.002) words.set("p", wanted().toFixed(3));
-  const address = words.size ? `?${words}` : location.pathname;
+/** Puts query and slider into the address, for bookmarks, links and the back button. */
+function updateAddress(query) {
+  const parameters = new URLSearchParams();
+  if (query) parameters.set("q", query);
+  if (about && Math.abs(wanted() - defaultWanted()) > 0.005) parameters.set("p", wanted().toFixed(2));
+  const address = parameters.size ? `?${parameters}` : location.pathname;
   const before = new URLSearchParams(location.search).get("q") ?? "";
   if (address === (location.search || location.pathname)) return;
+  // One history entry per query, not per keystroke or position of the slider.
   const typing = before && query.startsWith(before) || query && before.startsWith(query);
   history[before === query || typing || !before ? "replaceState" : "pushState"](null, "", address);
 }
 
-const start = () => about.thresholds ? about.thresholds.default : 0.3;
+const defaultWanted = () => about.calibration?.default ?? 0.3;
 
-function recall() {
-  const words = new URLSearchParams(location.search);
-  $("query").value = words.get("q") ?? "";
-  const p = parseFloat(words.get("p"));
-  setWanted(Number.isFinite(p) ? p : start());
+/** The reverse of updateAddress. */
+function readAddress() {
+  const parameters = new URLSearchParams(location.search);
+  $("query").value = parameters.get("q") ?? "";
+  const p = parseFloat(parameters.get("p"));
+  setWanted(Number.isFinite(p) ? p : defaultWanted());
   return search();
 }
 
@@ -235,18 +249,18 @@ async function openDetail(id) {
     return fail(error.message);
   }
   $("large").parentElement.classList.remove("broken");
-  picture($("large"), `${found.image.url}?large=true`, found.image.image);
+  loadImage($("large"), `${found.image.url}?large=true`, found.image.image);
   $("name").textContent = found.image.image;
   $("fits").hidden = !found.captions.length;
-  const cut = threshold();
   $("captions").replaceChildren(...found.captions.slice(0, 6).map((caption) => {
     const item = document.createElement("li");
     const button = document.createElement("button");
     button.type = "button";
-    button.className = caption.score >= cut ? "above" : "below";
+    button.className = passes(caption) ? "above" : "below";
     button.append(caption.caption);
     const facts = document.createElement("span");
-    facts.textContent = caption.score.toFixed(2) + (caption.precision == null ? "" : ` · ${percent(caption.precision)}`);
+    facts.textContent = caption.probability == null ? caption.score.toFixed(2) : percent(caption.probability);
+    facts.title = `score ${caption.score.toFixed(2)}`;
     button.append(facts);
     button.addEventListener("click", () => ask(caption.caption));
     item.append(button);
@@ -257,7 +271,7 @@ async function openDetail(id) {
   $("detail").scrollTop = 0;
 }
 
-// ---- hands ----
+// ---- events ----
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -269,24 +283,20 @@ $("query").addEventListener("input", () => {
   timer = setTimeout(search, 120);
 });
 $("slider").addEventListener("input", show);
-$("slider").addEventListener("change", () => remember(shownFor));
-$("more").addEventListener("click", () => search(Math.min(asked + PAGE, about.limits.top)));
+$("slider").addEventListener("change", () => updateAddress(shownFor));
+$("more").addEventListener("click", () => search(Math.min(requested + PAGE, about.limits.top)));
 $("peek").addEventListener("click", () => {
   peeking = !peeking;
   show();
 });
 $("lower").addEventListener("click", () => {
-  const best = hits[0].score;
-  const [low, high] = ends();
-  // one step of the slider less than what the best image has: that one is then in
-  const step = (high - low) / 1000;
-  setWanted((about.thresholds ? expected(best) : best) - step);
+  setWanted(Math.floor(100 * measure(hits[0])) / 100);
   show();
-  remember(shownFor);
+  updateAddress(shownFor);
 });
 $("close").addEventListener("click", () => $("detail").close());
 $("detail").addEventListener("click", (event) => event.target === $("detail") && $("detail").close());
-addEventListener("popstate", recall);
+addEventListener("popstate", readAddress);
 addEventListener("keydown", (event) => {
   if (event.key === "/" && !event.target.closest("input, dialog")) {
     event.preventDefault();
@@ -310,21 +320,22 @@ function columns(grid) {
 
 // ---- start ----
 
+function aboutCalibration() {
+  const known = about.calibration;
+  if (!known) return "";
+  return `Probabilities as measured on ${known.measured_on}; an image is relevant if ${known.relevant} · `;
+}
+
 try {
   about = await get("/api/about");
   $("size").textContent = `${number(about.images)} images are searched.`;
   const api = document.createElement("a");
   api.href = "/api/openapi.json";
   api.textContent = "JSON API";
-  $("about").append(about.thresholds ? `Precision as measured on ${about.thresholds.measured_on} · ` : "", api);
-  $("examples").replaceChildren(...about.examples.map((text) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = text;
-    button.addEventListener("click", () => ask(text));
-    return button;
-  }));
-  await recall();
+  $("about").append(aboutCalibration(), api);
+  [$("slider").min, $("slider").max] = about.calibration ? [1, 99] : [-100, 100];
+  $("examples").replaceChildren(...about.examples.map(suggestion));
+  await readAddress();
 } catch (error) {
   fail(error.message);
 }

@@ -1,10 +1,10 @@
-"""Pictures of the index for the page: decoded and encoded again, never a file as it is."""
+"""Thumbnails for the page: always decoded and re-encoded, an original file is never sent."""
 
 import io
 
 from PIL import Image, ImageOps
 
-from xe_retrieval.data import pictures
+from xe_retrieval.preparation import image_files
 
 SIDES = (320, 1280)
 MAX_PIXELS = 100_000_000
@@ -16,12 +16,12 @@ PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64">
 
 
 def make(data: bytes, side: int) -> tuple[bytes, str]:
-  """An encoded picture -> (a smaller one, its media type); ValueError if it is none.
+  """Image file -> (thumbnail file, media type); ValueError if it cannot be decoded.
 
-  Of an animation, the first frame. Small pictures are not made larger.
+  Of an animation, the first frame. Small images are not enlarged.
   """
   try:
-    image = Image.open(io.BytesIO(data), formats=pictures.FORMATS)
+    image = Image.open(io.BytesIO(data), formats=image_files.FORMATS)
     if image.width * image.height > MAX_PIXELS:
       raise ValueError("too many pixels")
     lossless = image.format == "PNG" or max(image.size) <= 128
@@ -35,5 +35,5 @@ def make(data: bytes, side: int) -> tuple[bytes, str]:
       return out.getvalue(), "image/png"
     image.save(out, "JPEG", quality=85)
     return out.getvalue(), "image/jpeg"
-  except Exception as e:  # broken files make the decoders raise almost anything
+  except Exception as e:  # decoders raise many exception types on damaged files
     raise ValueError(str(e)) from e

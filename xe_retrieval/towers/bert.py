@@ -29,7 +29,7 @@ class Bert(nn.Module):
 
   @nn.compact
   def __call__(self, tokens, token_types=None, train=False, first_only=False):
-    """int32 [B, T] -> [B, T, width]; of the first token only, [B, 1, width], with less work."""
+    """int32 [B, T] -> [B, T, width], or [B, 1, width], of [CLS] alone, with less work."""
     if tokens.shape[1] > self.positions:
       raise ValueError(f"{tokens.shape[1]} tokens per text, but only {self.positions} positions")
     mask = tokens != 0  # [B, T]
@@ -111,11 +111,11 @@ class Layer(nn.Module):
 
     key = split(dense(width, "key")(x))
     value = split(dense(width, "value")(x))
-    x = x[:, :1] if first_only else x  # all tokens are looked at, the first one looks
+    x = x[:, :1] if first_only else x  # keys and values from all tokens, the query from [CLS] only
     query = split(dense(width, "query")(x))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     scores *= (width // self.heads) ** -0.5
-    # A finite minimum: a text of nothing but padding attends evenly instead of yielding NaN.
+    # Not −inf: a text of nothing but padding would yield NaN instead of uniform attention.
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
     attention = jax.nn.softmax(scores).astype(self.dtype)  # [B, heads, T, T]
     attention = nn.Dropout(self.dropout)(attention, deterministic=not train)

@@ -1,7 +1,9 @@
-"""Convolution, pooling and normalisation of [B, H, W, C], fast on a CPU, gradients included.
+"""Convolution, pooling and normalisation of [B, H, W, C], with gradients that are fast on a CPU.
 
-XLA's own gradients copy activations into far-strided layouts there; written as below, a training
-step of ResNet-50 takes half the time (python -m benchmarks.towers). Elsewhere XLA's own are used.
+`plain` is the convolution itself; `convolve` has the same values and gradients and is faster on a
+CPU (python -m benchmarks.towers): in inference by Winograd's algorithm; in training because XLA's
+own gradients copy activations into layouts of large strides, which doubles the time of a step of
+ResNet-50. On other platforms `convolve` is `plain`, gradients included.
 """
 
 import functools
@@ -14,26 +16,16 @@ from xe_retrieval.towers import winograd
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(x, kernel, stride):
-  """[B, H, W, C], [k, k, C, D] -> [B, H / stride, W / stride, D], k odd; 1x1 as matrix product."""
-  # This is what runs where no gradient is asked for; where one is, _convolve does.
+  """[B, H, W, C], [k, k, C, D] -> [B, H / stride, W / stride, D], k odd, padded by zeros."""
+  # Runs in inference only: where a gradient is taken, JAX calls _convolve_forward instead.
   if stride == 1 and winograd.suits(x, kernel):
-    plain = functools.partial(_plain, stride=1)
-    return jax.lax.platform_dependent(x, kernel, cpu=winograd.convolve, default=plain)
-  return _plain(x, kernel, stride)
+    default = functools.partial(plain, stride=1)
+    return jax.lax.platform_dependent(x, kernel, cpu=winograd.convolve, default=default)
+  return plain(x, kernel, stride)
 
 
-def max_pool(x):  # [B, H, W, C] -> [B, ⌈H / 2⌉, ⌈W / 2⌉, C]
-  """Maximum over 3x3 windows, stride 2, padding 1: one axis after the other, without windows."""
-  return _max_pool_axis(_max_pool_axis(x, 2), 1)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def batch_norm(x, scale, bias, eps):
-  """(x normalised by the statistics of its batch, mean [C], variance [C]), computed in float32."""
-  return _batch_norm(x, scale, bias, eps)[0]
-
-
-def _plain(x, kernel, stride):
+def plain(x, kernel, stride):
+  """As convolve, by XLA; a 1x1 kernel as a matrix product."""
   if kernel.shape[0] == 1:
     return x[:, ::stride, ::stride] @ kernel[0, 0]
   pad = (kernel.shape[0] // 2,) * 2
@@ -42,28 +34,39 @@ def _plain(x, kernel, stride):
   )
 
 
-def _convolve(x, kernel, stride):
-  return _plain(x, kernel, stride), (x, kernel)
+def max_pool(x):  # [B, H, W, C] -> [B, ⌈H / 2⌉, ⌈W / 2⌉, C]
+  """Maximum over 3x3 windows, stride 2, padding 1, one axis after the other."""
+  return _max_pool_axis(_max_pool_axis(x, 2), 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def batch_norm(x, scale, bias, eps):
+  """(x normalised by the statistics of its batch, mean [C], variance [C]), in float32 inside."""
+  return _batch_norm(x, scale, bias, eps)[0]
+
+
+def _convolve_forward(x, kernel, stride):
+  return plain(x, kernel, stride), (x, kernel)
 
 
 def _convolve_gradients(stride, saved, dy):
   x, kernel = saved
 
   def on_cpu(x, kernel, dy):
-    # Once in memory: it would be computed twice otherwise, the second time column by column.
+    # Materialised once: fused, it would be computed for both gradients, once with large strides.
     dy = jax.lax.optimization_barrier(dy)
-    (dx,) = jax.vjp(lambda x: _plain(x, kernel, stride), x)[1](dy)
+    (dx,) = jax.vjp(lambda x: plain(x, kernel, stride), x)[1](dy)
     gradient = _matrix_gradient if kernel.shape[0] == 1 else _window_gradient
     return dx, gradient(x, dy, kernel.shape[0], stride)
 
   def elsewhere(x, kernel, dy):
-    return jax.vjp(lambda x, kernel: _plain(x, kernel, stride), x, kernel)[1](dy)
+    return jax.vjp(lambda x, kernel: plain(x, kernel, stride), x, kernel)[1](dy)
 
   return jax.lax.platform_dependent(x, kernel, dy, cpu=on_cpu, default=elsewhere)
 
 
 def _matrix_gradient(x, dy, size, stride):
-  """Gradient of a 1x1 kernel: of the two tall matrices, the narrower is the one to transpose."""
+  """Gradient of a 1x1 kernel: a product of two tall matrices that transposes the narrower one."""
   x = x[:, ::stride, ::stride].reshape(-1, x.shape[-1])  # [BHW, C]
   dy = dy.reshape(-1, dy.shape[-1])  # [BHW, D]
   if x.shape[1] <= dy.shape[1]:
@@ -72,9 +75,9 @@ def _matrix_gradient(x, dy, size, stride):
 
 
 def _window_gradient(x, dy, size, stride):
-  """Gradient of a kxk kernel: a convolution along H whose channels are all of B and W.
+  """Gradient of a kxk kernel: a convolution along H whose channels are the pairs (B, W).
 
-  Its windows are then contiguous in memory. The k offsets along W stand beside the channels of x.
+  Its windows are contiguous in memory. The k offsets along W are stacked with the channels of x.
   """
   batch, height, width, channels = x.shape
   _, out_height, out_width, features = dy.shape
@@ -96,11 +99,11 @@ def _window_gradient(x, dy, size, stride):
   return kernel.reshape(size, channels, size, features).transpose(2, 0, 1, 3)
 
 
-convolve.defvjp(_convolve, _convolve_gradients)
+convolve.defvjp(_convolve_forward, _convolve_gradients)
 
 
 def _max_pool_axis(x, axis):
-  """Windows of three, stride two: an even element, the odd one after it, the odd one before."""
+  """Maximum of each even element, the odd one after it and the odd one before it."""
 
   def pad(x, before, after):
     padding = [(0, 0)] * x.ndim
@@ -124,7 +127,7 @@ def _batch_norm(x, scale, bias, eps):
 
 
 def _batch_norm_gradients(eps, saved, gradients):
-  """By hand, so that only x is kept; the statistics are for the running averages: no gradient."""
+  """Written out to keep only x for the backward pass; mean and variance pass on no gradient."""
   x, scale, mean, inverse = saved
   dy = gradients[0].astype(jnp.float32)
   x32 = x.astype(jnp.float32)

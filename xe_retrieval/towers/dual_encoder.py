@@ -20,11 +20,14 @@ class TextEncoder(nn.Module):
   def setup(self):
     self.projection = Head(self.embedding_dim, self.trunk, self.dropout)
 
-  def __call__(self, tokens, train=False):  # int32 [B, T], or their features -> float32 [B, D]
-    return self.projection(_features(self, tokens, train), train)
+  def __call__(self, tokens, train=False):  # int32 [B, T] -> float32 [B, D]
+    return self.project(self.features(tokens, train), train)
+
+  def project(self, features, train=False):  # float32 [B, width] -> float32 [B, D]
+    return self.projection(features, train)
 
   def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
-    """What the projection sees; independent of it, so cacheable while the tower is frozen."""
+    """The input of the projection; constant while the tower is frozen, so it can be cached."""
     cls = self.pooling == "cls"
     x = self.tower(tokens, train=train, first_only=cls).astype(jnp.float32)
     if cls:
@@ -46,11 +49,14 @@ class ImageEncoder(nn.Module):
   def setup(self):
     self.projection = Head(self.embedding_dim, self.trunk, self.dropout)
 
-  def __call__(self, image, train=False):  # uint8 [B, H, W, 3], or its features -> float32 [B, D]
-    return self.projection(_features(self, image, train), train)
+  def __call__(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
+    return self.project(self.features(image, train), train)
+
+  def project(self, features, train=False):  # float32 [B, width] -> float32 [B, D]
+    return self.projection(features, train)
 
   def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
-    """What the projection sees; independent of it, so cacheable while the tower is frozen."""
+    """The input of the projection; constant while the tower is frozen, so it can be cached."""
     x = (image.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
     return self.tower(x, train=train).astype(jnp.float32).mean((1, 2))
 
@@ -72,27 +78,35 @@ class Head(nn.Module):
     return x @ kernel
 
 
-def _features(encoder, x, train):
-  """Numbers with a fraction are features already: those of a frozen tower, computed before."""
-  if x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.floating):
-    return x
-  return encoder.features(x, train)
-
-
 class DualEncoder(nn.Module):
-  """A text and an image encoder; embeddings are not normalised, the loss and the index do that."""
+  """A text and an image encoder; embeddings are not normalised, the loss and the index do that.
+
+  Each side takes its input (tokens, image) or features that its tower computed from it earlier.
+  """
 
   text: TextEncoder
   image: ImageEncoder
 
-  def __call__(self, tokens, image, train=False):  # -> float32 [B, D], float32 [B, D]
-    return self.embed_text(tokens, train), self.embed_image(image, train)
+  def __call__(
+    self, tokens=None, image=None, text_features=None, image_features=None, train=False
+  ):  # -> float32 [B, D], float32 [B, D]
+    if text_features is None:
+      text_features = self.text_features(tokens, train)
+    if image_features is None:
+      image_features = self.image_features(image, train)
+    return self.project_text(text_features, train), self.project_image(image_features, train)
 
   def embed_text(self, tokens, train=False):  # int32 [B, T] -> float32 [B, D]
     return self.text(tokens, train)
 
   def embed_image(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
     return self.image(image, train)
+
+  def project_text(self, features, train=False):  # float32 [B, text width] -> float32 [B, D]
+    return self.text.project(features, train)
+
+  def project_image(self, features, train=False):  # float32 [B, image width] -> float32 [B, D]
+    return self.image.project(features, train)
 
   def text_features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, text width]
     return self.text.features(tokens, train)
@@ -102,7 +116,7 @@ class DualEncoder(nn.Module):
 
 
 def from_config(config):
-  """The model a config describes, its architecture fields filled in (see pretrained.configure)."""
+  """The model of a config whose architecture fields are filled in (see pretrained.configure)."""
   text, image = config.text, config.image
   dtype = jnp.dtype(_one_of(config, "dtype", "float32", "bfloat16"))
   if text.width % text.heads:
@@ -125,7 +139,7 @@ def from_config(config):
     depths=tuple(image.depths),
     widths=tuple(image.widths),
     block=_one_of(image, "block", "bottleneck", "basic", of="image."),
-    stem=_one_of(image, "stem", "imagenet", "small", "patch", of="image."),
+    stem=_one_of(image, "stem", "imagenet", "patch", of="image."),
     stem_width=image.stem_width,
     downsample_in_bottleneck=image.downsample_in_bottleneck,
     batch_norm=_one_of(image, "batch_norm", "sync", "frozen", of="image."),
@@ -152,8 +166,15 @@ def from_config(config):
   )
 
 
+def init(config, model):
+  """Parameters and BatchNorm statistics drawn from config.seed."""
+  tokens = jnp.zeros([1, config.text.tokens], jnp.int32)
+  image = jnp.zeros([1, config.image.size, config.image.size, 3], jnp.uint8)
+  return jax.jit(model.init)(jax.random.PRNGKey(config.seed), tokens, image)
+
+
 def frozen(params, config):
-  """A tree like params: True where config.text.freeze or config.image.freeze holds it fixed."""
+  """A tree like params: True where config.text.freeze or config.image.freeze applies."""
   model = from_config(config)
   fixed = {
     encoder: set(tower.parts()[: tower.frozen])
@@ -168,7 +189,7 @@ def frozen(params, config):
 
 
 def _frozen_parts(config, encoder, blocks):
-  """How many parts of a tower `freeze` holds fixed: 'none' 0, '2' its input and 2 blocks, 'all'."""
+  """How many parts of a tower are frozen: 'none', 'all', or '2' for its input and 2 blocks."""
   freeze = str(config[encoder].freeze)
   if freeze == "none":
     return 0

@@ -30,7 +30,7 @@ LEAVES = {
   "mean": "running_mean",
   "var": "running_var",
 }
-# Tensors of a checkpoint that have no place in a tower: heads, counters, optimiser slots.
+# Tensors of a checkpoint that no tower has: heads, counters, optimiser state.
 DROPPED = re.compile(
   r"pooler\..*|cls\..*|classifier\..*|qa_outputs\..*|fc\..*|embeddings\.position_ids"
   r"|.*\.num_batches_tracked|.*\.adam_[mv]|global_step"
@@ -44,9 +44,8 @@ def from_tensors(tensors, variables, source):
   missing = sorted(set(names.values()) - set(tensors))
   extra = sorted(n for n in set(tensors) - set(names.values()) if not DROPPED.fullmatch(n))
   if missing or extra:
-    parts = [f"lacks {_list(missing)}"] * bool(missing) + [f"has no use for {_list(extra)}"] * bool(
-      extra
-    )
+    parts = [f"lacks {_list(missing)}"] * bool(missing)
+    parts += [f"has no use for {_list(extra)}"] * bool(extra)
     raise ValueError(f"{source} does not fit its config: the tower {' and '.join(parts)}")
 
   values = {}
@@ -76,10 +75,8 @@ def to_tensors(variables):
   return tensors
 
 
-def tensor_name(
-  path,
-):  # "params/layer_0/query/kernel" -> "encoder.layer.0.attention.self.query.weight"
-  """What Hugging Face calls one of our variables."""
+def tensor_name(path):
+  """params/layer_0/query/kernel -> encoder.layer.0.attention.self.query.weight."""
   module, leaf = path.split("/", 1)[1].rsplit("/", 1)
   for ours, theirs in MODULES:
     if match := re.fullmatch(ours, module):

@@ -20,7 +20,7 @@ def configure(config):
   config = ConfigDict(config).copy_and_resolve_references()
   with config.unlocked():
     if config.text.pretrained:
-      config.text.update(_bert_fields(weight_files.locate(config.text.pretrained)))
+      config.text.update(bert_fields(weight_files.locate(config.text.pretrained)))
     if config.image.pretrained:
       config.image.update(_resnet_fields(weight_files.locate(config.image.pretrained)))
   if config.text.pretrained and config.text.tokens > config.text.positions:
@@ -50,7 +50,7 @@ def load(config, variables):
   return variables
 
 
-def _bert_fields(path):
+def bert_fields(path):
   from transformers import BertConfig
 
   file = path / "config.json"
@@ -100,7 +100,7 @@ def _resnet_fields(path):
 
 
 def _torchvision_fields(tensors, path):
-  """A torchvision file says nothing about itself but names and shapes; it is v1.5 always."""
+  """The architecture, from names and shapes alone; torchvision's ResNets are always v1.5."""
   blocks = [
     re.match(r"encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d+)\.conv", n) for n in tensors
   ]
@@ -121,7 +121,7 @@ def _torchvision_fields(tensors, path):
 
 
 def _normalisation(file):
-  """Mean and standard deviation for pixels in 0..1; without the file the config's own stay."""
+  """Mean and standard deviation for pixels in 0..1; {} without the file, to keep the config's."""
   if not file.exists():
     return {}
   fields = _read_json(file)

@@ -13,7 +13,7 @@ class ResNet(nn.Module):
   depths: tuple[int, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels a stage puts out
   block: str = "bottleneck"  # or "basic"
-  stem: str = "imagenet"  # 7x7 stride 2 and max pooling; "small": 3x3 stride 1; "patch": 8x8/8
+  stem: str = "imagenet"  # 7x7 stride 2 and max pooling; or "patch": 8x8 stride 8
   stem_width: int = 64
   downsample_in_bottleneck: bool = False  # stride in the 1x1 (v1) or in the 3x3 convolution (v1.5)
   batch_norm: str = "sync"  # or "frozen": running statistics in training too
@@ -61,10 +61,10 @@ class Stem(nn.Module):
 
   @nn.compact
   def __call__(self, x, batch_statistics):
-    if self.kind == "patch":  # a convolution without overlap is a matrix product
+    if self.kind == "patch":  # patches do not overlap: one matrix product
       b, h, w, c = x.shape
       x = x.reshape(b, h // 8, 8, w // 8, 8, c).swapaxes(2, 3).reshape(b, h // 8, w // 8, 64 * c)
-    kernel, stride = {"imagenet": (7, 2), "small": (3, 1), "patch": (1, 1)}[self.kind]
+    kernel, stride = {"imagenet": (7, 2), "patch": (1, 1)}[self.kind]
     x = Conv(self.width, kernel, stride, self.dtype, name="conv")(x)
     x = nn.relu(BatchNorm(name="norm")(x, batch_statistics))
     if self.kind == "imagenet":
@@ -97,7 +97,7 @@ class Basic(nn.Module):
 
   width: int
   stride: int
-  downsample_first: bool  # of no effect here: there is no bottleneck
+  downsample_first: bool  # unused: there is no bottleneck
   dtype: jnp.dtype
 
   @nn.compact
@@ -133,7 +133,7 @@ class Conv(nn.Module):
 
 
 class BatchNorm(nn.Module):
-  """By statistics of the batch (under jit: of the global batch) or by the running ones."""
+  """Normalises by the statistics of the batch (under jit, the global batch) or by running ones."""
 
   momentum: float = 0.9
   eps: float = 1e-5

@@ -72,7 +72,7 @@ def _numpy(tensor):
 
 
 def _read_shards(index):
-  """Several files, and an index that says which tensor is in which."""
+  """Several files, and an index that maps each tensor to its file."""
   try:
     weight_map = json.loads(index.read_text())["weight_map"]
   except (OSError, ValueError, KeyError, TypeError) as error:
@@ -126,8 +126,8 @@ def _canonical(tensors):
 
 
 def _canonical_name(name):
-  """What Hugging Face calls a tensor that torchvision, or BERT's authors, call otherwise."""
-  name = re.sub(r"^(bert|resnet)\.", "", name)  # saved with a head on top
+  """The Hugging Face name of a tensor with a name of torchvision or of BERT's authors."""
+  name = re.sub(r"^(bert|resnet)\.", "", name)  # prefix of models saved with a head
   name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
     "LayerNorm.beta", "LayerNorm.bias"
   )

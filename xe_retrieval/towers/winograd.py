@@ -1,8 +1,8 @@
 """3x3 convolution of [B, H, W, C] in a quarter of the products (Winograd; Lavin and Gray 2015).
 
-Along one axis, four outputs of a kernel of three are the product of two polynomials, known by its
-values at six points: six products instead of twelve. Along both axes it is 36 instead of 144, and
-the 36 are matrix products over all tiles. For inference on a CPU.
+Along one axis, four outputs of a kernel of three take six products instead of twelve: those of two
+polynomials at six points. Along both axes it is 36 instead of 144, and the 36 are matrix products
+over all tiles. For inference on a CPU; see convolution.py.
 """
 
 import functools
@@ -15,16 +15,17 @@ _TILE = 4  # outputs along an axis, from _TILE + 2 inputs
 
 
 def suits(x, kernel):
-  """Whether a float32 convolution of stride 1 is faster this way, by measurement."""
+  """Whether this is faster than XLA's convolution of stride 1 on a CPU, as measured."""
   if x.dtype != jnp.float32 or kernel.dtype != jnp.float32 or kernel.shape[:2] != (3, 3):
     return False
   batch, height, width, _ = x.shape
-  if not isinstance(batch, int):  # exported for any batch, which may be a single picture
+  if not isinstance(batch, int):  # symbolic, in jax.export: it may be a single image
     return False
   tiles = batch * _tiles(height) * _tiles(width)
-  worthwhile = tiles >= 32  # else transforming the kernel takes too long
-  narrow = min(kernel.shape[2:]) < 32  # transforming the tiles does
-  return worthwhile and not narrow and 8 * tiles <= batch * height * width  # tiles mostly filled
+  many = tiles >= 32  # else transforming the kernel takes longer than it saves
+  wide = min(kernel.shape[2:]) >= 32  # else transforming the tiles does
+  filled = 8 * tiles <= batch * height * width  # at least half of the outputs are used
+  return many and wide and filled
 
 
 @jax.jit
@@ -51,8 +52,8 @@ def _tiles(length):
 
 
 def _combine(matrix, x, tiles):
-  """[., ., 4 tiles + 2, ...] -> [6, ., ., tiles, ...]: matrix @ six inputs from every fourth on."""
-  x = jax.lax.optimization_barrier(x)  # once in memory, else it is computed anew for every use
+  """[., ., 4 tiles + 2, ...] -> [6, ., ., tiles, ...]: matrix @ the six inputs of each tile."""
+  x = jax.lax.optimization_barrier(x)  # else XLA fuses it and recomputes it for every use
   parts = [x[:, :, i : i + _TILE * (tiles - 1) + 1 : _TILE] for i in range(len(matrix))]
   return jnp.stack(
     [sum(c * part for c, part in zip(row, parts, strict=True) if c) for row in matrix]
@@ -63,8 +64,8 @@ def _combine(matrix, x, tiles):
 def _matrices():
   """float32 [6, 6] for six inputs, [6, 3] for the kernel and [4, 6] to four outputs.
 
-  The sixth point is infinity. With 3/4 and 3/2 the largest rounding errors are a quarter of those
-  with the usual 1 and 2, and the coefficients of inputs and outputs are exact.
+  The sixth point is infinity. With ±3/4 and ±3/2 the largest rounding errors are a quarter of those
+  with the usual ±1 and ±2, and the coefficients of inputs and outputs are exact.
   """
   points = np.array([0, 3 / 4, -3 / 4, 3 / 2, -3 / 2])
   powers = points[:, None] ** np.arange(_TILE)  # [5, 4]

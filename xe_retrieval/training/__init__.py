@@ -1,1 +1,1 @@
-"""The loop around the loss: step, optimisers, mesh, checkpoints."""
+"""Training: loop, step, optimisers, checkpoints, logs, cached features, several processes."""

@@ -1,8 +1,8 @@
-"""Orbax checkpoints: what evaluation needs (`model`) apart from what only training needs.
+"""Orbax checkpoints: `model` is what evaluation needs, `training` the rest of the state.
 
 Checkpoint n is the state after n steps. Batch n is a function of (seed, n), so the step is also
-the position in the data. `run` is JSON: position, best so far, config, and a checksum of every
-array, by which a damaged checkpoint is told from a whole one.
+the position in the data. `run` is JSON: position, best step so far, config, and a checksum of
+every array, by which damaged checkpoints are detected.
 """
 
 import contextlib
@@ -18,17 +18,16 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
-from xe_retrieval.training import processes
+from xe_retrieval.training import checkpoint_reader, processes
+from xe_retrieval.training.checkpoint_reader import METRIC, quality
 from xe_retrieval.training.step import TrainState
-
-BEST = "pr_auc"  # of the validation split
 
 
 class Checkpoints:
-  """The checkpoints of a workdir; saving goes on in the background, and is all or nothing.
+  """The checkpoints of a workdir, saved asynchronously and atomically.
 
-  One process leaves everything but a copy of the state to a thread. Several have to agree as they
-  save: there only the writing itself is in the background, by Orbax.
+  A single process copies the state to the host and leaves the rest to a thread. Several processes
+  have to synchronise while saving, so only Orbax's writing runs in the background.
   """
 
   def __init__(
@@ -37,13 +36,13 @@ class Checkpoints:
     self._workdir = epath.Path(workdir).resolve()
     kept = [
       policies.LatestN(keep),
-      policies.BestN(get_metric_fn=_quality, n=1, keep_checkpoints_without_metrics=False),
+      policies.BestN(get_metric_fn=quality, n=1, keep_checkpoints_without_metrics=False),
     ]
     if keep_every:
       kept.append(policies.EveryNSteps(keep_every))
     self._options = ocp.CheckpointManagerOptions(
       preservation_policy=policies.AnyPreservationPolicy(kept),
-      best_fn=_quality,  # without it, Orbax does not even write the metrics down
+      best_fn=quality,  # without it, Orbax does not store the metrics
       cleanup_tmp_directories=not read_only,
       read_only=read_only,
     )
@@ -56,13 +55,12 @@ class Checkpoints:
 
   def best(self) -> int | None:
     """The step with the best validation metric, or the latest if none was measured."""
-    measured = self._measured()
-    return max(measured, key=measured.get) if measured else self.latest()
+    return checkpoint_reader.best_step(self._manager)
 
   def save(self, state: TrainState, metrics: dict | None = None, config: str = "") -> None:
-    """`metrics` are those of the validation split, if they were measured at this very step.
+    """`metrics` are those of the validation split, if they were measured at this step.
 
-    What fails in the background (a full disk) is said at the next save, which tries again.
+    A failure in the background (a full disk) is reported at the next save, which tries again.
     """
     step = int(state.step)
     self._settle()
@@ -79,27 +77,27 @@ class Checkpoints:
       self._failed(error)
 
   def resume(self, like: TrainState) -> TrainState | None:
-    """The newest state that is whole; damaged ones are said, and moved to workdir/damaged."""
+    """The newest intact state; damaged checkpoints are reported and moved to workdir/damaged."""
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
         return self.restore(step, like)
       except _Misfit as error:
         raise ValueError(f"checkpoint {step} of {self._workdir} {error}") from error
-      except Exception as error:  # whatever Orbax and TensorStore make of a damaged file
+      except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
         self._say(f"WARNING: checkpoint {step} of {self._workdir} is damaged ({_line(error)})")
-        self._say(f"WARNING: it was moved to {self._set_aside(step)}; trying the one before")
+        self._say(f"WARNING: it was moved to {self._set_aside(step)}; trying the previous one")
     if steps:
       raise ValueError(
-        f"none of the checkpoints {steps} of {self._workdir} is whole; they are in "
-        f"{self._workdir / 'damaged'} now, and the same command starts from the beginning"
+        f"all checkpoints {steps} of {self._workdir} are damaged; they were moved to "
+        f"{self._workdir / 'damaged'}, and the same command starts from the beginning"
       )
     return None
 
   def restore(self, step: int, like: TrainState) -> TrainState:
-    """The whole state; `like` gives shapes, types and shardings."""
+    """The state of a checkpoint; `like` gives shapes, types and shardings."""
     model, training = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
-    self._fits(step, model | training)
+    self._check_shapes(step, model | training)
     items = ocp.args.Composite(
       model=ocp.args.StandardRestore(model),
       training=ocp.args.StandardRestore(training),
@@ -108,15 +106,10 @@ class Checkpoints:
     restored = self._manager.restore(step, args=items)
     parts = {**restored["model"], **restored["training"]}
     if "checksums" not in restored["run"]:
-      raise _Misfit("is from an earlier version, which is needed to go on from it")
+      raise _Misfit("was written by an earlier version; resume it with that version")
     _verify(parts, restored["run"]["checksums"])
-    ema = parts.pop("learning", None)  # then `params` are their running mean
+    ema = parts.pop("learning", None)  # with it, `params` hold the moving average
     return TrainState(**parts | ({"params": ema, "ema": parts["params"]} if ema else {}))
-
-  def restore_model(self, step: int, like: dict) -> dict:
-    """{"params", "batch_stats"} only; `like` gives shapes, types and shardings."""
-    items = ocp.args.Composite(model=ocp.args.StandardRestore(like))
-    return self._manager.restore(step, args=items)["model"]
 
   def __enter__(self):
     return self
@@ -125,7 +118,7 @@ class Checkpoints:
     self.close()
 
   def close(self) -> None:
-    """Waits for saves under way; OSError if the last one failed."""
+    """Waits for pending saves; OSError if the last one failed."""
     self._settle()
     self._thread.shutdown()
     self._manager.close()
@@ -133,22 +126,16 @@ class Checkpoints:
       raise OSError(self._failure)
 
   def _open(self):
-    handlers = {
-      "model": ocp.StandardCheckpointHandler(),
-      "training": ocp.StandardCheckpointHandler(),
-      "run": ocp.JsonCheckpointHandler(),
-    }
-    self._manager = ocp.CheckpointManager(
-      self._workdir / "checkpoints", options=self._options, item_handlers=handlers
-    )
+    self._manager = checkpoint_reader.open_manager(self._workdir, self._options)
 
   def _save(self, step, items, metrics, config):
     model, training = items
-    measured = self._measured() | ({step: _quality(metrics)} if metrics else {})
+    measured = checkpoint_reader.measured(self._manager)
+    measured |= {step: quality(metrics)} if metrics else {}
     best = max(measured, key=measured.get, default=None)
     run = {
-      "position": step,  # in the data: the number of the next batch, counted from 0
-      "best": None if best is None else {"step": best, BEST: measured[best]},
+      "position": step,  # number of the next batch, from 0
+      "best": None if best is None else {"step": best, METRIC: measured[best]},
       "config": config,
       "checksums": _checksums(model | training),
     }
@@ -160,7 +147,7 @@ class Checkpoints:
     self._manager.save(step, args=items, metrics=metrics, force=True)
 
   def _settle(self):
-    """Waits for the save under way, and sees how it went."""
+    """Waits for the pending save and handles its failure."""
     saving, self._saving = self._saving, None
     try:
       if saving:
@@ -170,58 +157,49 @@ class Checkpoints:
       self._failed(error)
 
   def _failed(self, error):
-    """Makes room again and goes on: what has been trained may still be saved later."""
-    with contextlib.suppress(Exception):  # it says the same once more
+    """Removes partial files and reopens: a later save may succeed."""
+    with contextlib.suppress(Exception):  # it raises the same error again
       self._manager.close()
-    for _ in range(20):  # writes that did not fail may go on for a moment
+    for _ in range(20):  # other writes may still be running for a moment
       time.sleep(0.1)
-      left = list((self._workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
-      for half in left if processes.first() else []:
-        shutil.rmtree(half, ignore_errors=True)
+      partial = list((self._workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+      for directory in partial if processes.is_primary() else []:
+        shutil.rmtree(directory, ignore_errors=True)
     self._open()
     last = self.latest()
-    kept = f"the last whole one is of step {last}" if last else "there is none yet"
+    kept = f"the last good one is step {last}" if last else "there is none yet"
     self._failure = f"a checkpoint could not be saved under {self._workdir}; {kept}: {_line(error)}"
     self._say(f"WARNING: {self._failure}")
 
-  def _measured(self):
-    """{step: validation metric} of the checkpoints that have one."""
-    metrics = {s: self._manager.metrics(s) for s in self._manager.all_steps()}
-    return {s: _quality(m) for s, m in metrics.items() if m}
-
   def _set_aside(self, step):
     target = self._workdir / "damaged" / str(step)
-    if processes.first():
+    if processes.is_primary():
       target.parent.mkdir(exist_ok=True)
       if target.exists():
         target.rmtree()
       (self._workdir / "checkpoints" / str(step)).rename(target)
-    with processes.one_after_the_other(f"damaged {step}"):
+    with processes.primary_first(f"damaged {step}"):
       self._manager.reload()
     return target
 
-  def _fits(self, step, like):
-    """Shapes first: a config that became another is no damage."""
+  def _check_shapes(self, step, like):
+    """Before restoring: a mismatch means that the config changed, not that files are damaged."""
     metadata = self._manager.item_metadata(step)
-    there = _flat({**metadata["model"].tree, **metadata["training"].tree})
-    here = _flat(like)
-    for name in sorted(there.keys() | here.keys()):
-      a, b = (tuple(tree[name].shape) if name in tree else None for tree in (there, here))
+    saved = _flat({**metadata["model"].tree, **metadata["training"].tree})
+    wanted = _flat(like)
+    for name in sorted(saved.keys() | wanted.keys()):
+      a, b = (tuple(tree[name].shape) if name in tree else None for tree in (saved, wanted))
       if a != b:
         a, b = ("absent" if x is None else list(x) for x in (a, b))
         raise _Misfit(f"does not fit the config: {name} is {a} there and {b} here")
 
 
 class _Misfit(ValueError):
-  pass
-
-
-def _quality(metrics):
-  return metrics[BEST]
+  """The checkpoint is intact but does not belong to this config or version."""
 
 
 def _items(state):
-  """What evaluation takes (with a running mean of the parameters, this) and the rest."""
+  """State -> model, training; with a moving average of the parameters, model holds that."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
   if ema := fields.pop("ema"):
     fields["learning"], fields["params"] = fields["params"], ema
@@ -230,19 +208,19 @@ def _items(state):
 
 
 def _host_copy(tree):
-  """The step that follows may overwrite the arrays."""
+  """Needed because the next step donates (overwrites) the arrays."""
   for x in jax.tree.leaves(tree):
     x.copy_to_host_async()
   return jax.tree.map(np.array, tree)
 
 
 def _checksums(tree):
-  """{name: uint32}, another if any bit of the array is; the same in any sharding.
+  """{name: uint32}; sensitive to every bit of an array, independent of its sharding.
 
-  On the host: a first save, perhaps that of a machine about to be taken away, compiles nothing.
+  On the host, so that the first save, perhaps under preemption, does not have to compile.
   """
   arrays = _flat(tree)
-  sums = np.array([_checksum(x) for x in arrays.values()], np.uint32)  # of what lies here
+  sums = np.array([_checksum(x) for x in arrays.values()], np.uint32)  # of local shards
   if jax.process_count() > 1:
     sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
   return dict(zip(arrays, sums.tolist(), strict=True))
@@ -256,7 +234,7 @@ def _checksum(x):
 
 
 def _weighted(part, shape, index) -> int:
-  """Sum of bits, each element's times an odd number that tells its place in the whole array."""
+  """Sum of the elements' bits, each weighted by an odd number unique to its global position."""
   place = np.zeros([], np.uint32)
   for whole, here, size in zip(shape, index, part.shape, strict=True):
     start = here.start or 0
@@ -270,11 +248,11 @@ def _weighted(part, shape, index) -> int:
 def _verify(tree, expected):
   for name, value in _checksums(tree).items():
     if expected.get(name) != value:
-      raise OSError(f"{name} is not what was saved")
+      raise OSError(f"the checksum of {name} does not match")
 
 
 def _flat(tree):
-  """{"params.text.tower…": leaf}; Orbax gives optax's named tuples back as dicts, this as both."""
+  """{"params.text.tower…": leaf}, the same names for optax's named tuples and Orbax's dicts."""
 
   def name(key):
     return str(next(getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a)))

@@ -1,16 +1,16 @@
-"""What would be trained, without training: sizes, memory of a step, epochs, learning rates."""
+"""`main --dry_run`: model sizes, memory of a step, epochs and learning rates, without training."""
 
 import jax
 import numpy as np
 from etils import epath
 from matplotlib.figure import Figure
 
-from xe_retrieval.training import build, optimizers
+from xe_retrieval.training import optimizers, step
 
 
 def describe(config, workdir, source, mesh) -> str:
-  """Several lines; workdir/schedules.png is written."""
-  built = build.build(config, mesh)
+  """-> several lines of text; writes workdir/schedules.png."""
+  built = step.build(config, mesh)
   per_epoch = len(source) // config.batch_size
   epochs = config.steps / per_epoch if per_epoch else float("inf")
   lines = [
@@ -44,10 +44,10 @@ def _memory(built, mesh):
   memory = built.lower().compile().memory_analysis()
   device = mesh.devices.flat[0].platform
   if memory is None:
-    return f"memory of a step: the {device} backend does not tell"
+    return f"memory of a step: unknown to the {device} backend"
   parts = {
     "state and batch": memory.argument_size_in_bytes,
-    "result beside them": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
     "temporary": memory.temp_size_in_bytes,
   }
   return (
@@ -65,7 +65,7 @@ def _plot(config, workdir):
     rates = jax.vmap(optimizers.schedule(config[tower], config.steps))(steps)
     axes.plot(steps, rates, color=colour, label=f"{tower} ({config[tower].optimizer})")
   axes.set(xlabel="step", ylabel="learning rate", xlim=(0, config.steps))
-  axes.set_yscale("symlog", linthresh=1e-5) if _apart(config) else axes.set_ylim(bottom=0)
+  axes.set_yscale("symlog", linthresh=1e-5) if _far_apart(config) else axes.set_ylim(bottom=0)
   axes.legend(frameon=False)
   axes.spines[["top", "right"]].set_visible(False)
   path = workdir / "schedules.png"
@@ -75,8 +75,8 @@ def _plot(config, workdir):
   return path
 
 
-def _apart(config):
-  """Rates so different that on one linear axis the lower one would be flat."""
+def _far_apart(config):
+  """True if the lower learning rate would look flat on a linear axis."""
   rates = [config[tower].learning_rate for tower in ("text", "image")]
   return min(rates) > 0 and max(rates) > 10 * min(rates)
 

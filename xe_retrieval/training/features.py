@@ -1,9 +1,8 @@
-"""Features of frozen towers, computed once: a tower that does not learn need not be run again.
+"""A cache of the features of frozen towers, so that each is run once per split.
 
 A table is a .npy file under <data.dir>/features, named by a hash of everything that it depends on:
-the tower's weights and settings, the records of the split, and how pictures and captions are made
-into input. Change any of them and it is another file; later runs, seeds and losses find the same.
-It is written in parts, so that a computation that was interrupted goes on where it stopped.
+the tower's weights and settings, the records of the split, the tokenizer or image decoder. Runs
+with other seeds and losses share it. An interrupted computation resumes where it stopped.
 """
 
 import hashlib
@@ -15,17 +14,16 @@ import numpy as np
 from etils import epath
 from tqdm import tqdm
 
-from xe_retrieval.data import images, pipeline
-from xe_retrieval.data.alone import alone
+from xe_retrieval.data import decoding, lock, pipeline
 from xe_retrieval.towers import dual_encoder
 from xe_retrieval.training import processes
 
 BATCH = 64
-SAVE = 8  # batches that an interruption can cost
+SAVE = 8  # batches between saves
 
 
 def cacheable(config) -> set[str]:
-  """Which towers see the same input every time and never change: a subset of {"text", "image"}."""
+  """The towers that are frozen and see no augmentation: a subset of {"text", "image"}."""
   model = dual_encoder.from_config(config)
   whole = {
     name
@@ -43,9 +41,9 @@ def tables(
   for tower in sorted(cacheable(config) & set(towers)):
     key = _key(config, variables, tokenizer, source, tower)
     path = _directory(config) / f"{source.split}-{tower}-{key}.npy"
-    with processes.one_after_the_other(path.name):  # the others find what the first computed
+    with processes.primary_first(path.name):
       if not path.exists():
-        with alone(path):  # another run may have made it meanwhile
+        with lock.creating(path):  # against other runs on this machine
           if not path.exists():
             _compute(path, config, model, variables, tokenizer, source, tower)
     out[tower] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -53,13 +51,13 @@ def tables(
 
 
 def of(encoder, source, towers=("image", "text")) -> dict[str, np.ndarray]:
-  """The same for a trained model: no tower that was frozen is run again on a split it has seen."""
+  """`tables` for a trained model."""
   model = dual_encoder.from_config(encoder.config)
   return tables(encoder.config, model, encoder.variables, encoder.tokenizer, source, towers)
 
 
 def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
-  """The very pairs of `pipeline.train_batches`, with features where there are tables."""
+  """The pairs of `pipeline.train_batches`, with features in place of a cached tower's input."""
   if not tables:
     yield from pipeline.train_batches(source, tokenizer, config, start, process, processes)
     return
@@ -69,22 +67,28 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
   image_ids = pipeline.int32(np.asarray(columns["image_id"]))
   text_ids = pipeline.int32(np.concatenate(columns["text_ids"]))
   choose = pipeline.choice(len(source), config, process, processes)
-  text = tables["text"] if "text" in tables else tokenizer(_captions(source))
+  if "text" in tables:
+    text_name, text = "text_features", tables["text"]
+  else:
+    text_name, text = "tokens", tokenizer(_captions(source))
   if "image" not in tables:
-    pictures = pipeline.train_batches(source, tokenizer, config, start, process, processes)
+    decoded = pipeline.train_batches(source, tokenizer, config, start, process, processes)
   for step in range(start, config.steps):
     records, draws = choose(step)
     captions = first[records] + draws % counts[records]
-    yield {
-      "image": tables["image"][records] if "image" in tables else next(pictures)["image"],
-      "tokens": text[captions],
+    batch = {
+      text_name: text[captions],
       "image_id": image_ids[records],
       "text_id": text_ids[captions],
     }
+    if "image" in tables:
+      yield batch | {"image_features": tables["image"][records]}
+    else:
+      yield batch | {"image": next(decoded)["image"]}
 
 
 def _compute(path, config, model, variables, tokenizer, source, tower):
-  """Writes float32 [records or captions, width]; interrupted, the next call goes on from there."""
+  """Writes float32 [records or captions, width]; resumes after an interruption."""
   run = jax.jit(lambda v, x: model.apply(v, x, method=f"{tower}_features"))
   part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
   done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
@@ -110,12 +114,12 @@ def _compute(path, config, model, variables, tokenizer, source, tower):
         finished.write_text(str(n + 1))
       bar.update(len(batch))
   table.flush()
-  part.rename(path)  # a table under its own name is complete
+  part.rename(path)  # atomic: a file with this name is complete
   finished.unlink(missing_ok=True)
 
 
 def _numbered(batches, start):
-  """(their numbers, pictures) batch by batch, the first one number `start`."""
+  """Yields (row numbers, images) for each batch; the first is batch number `start`."""
   done = start * BATCH
   for batch in batches:
     yield slice(done, done + len(batch)), batch
@@ -123,7 +127,7 @@ def _numbered(batches, start):
 
 
 def _by_length(tokens, start):  # int32 [n, T]
-  """(their numbers, tokens [≤ BATCH, t]): short captions first, t no longer than they need."""
+  """Yields (row numbers, tokens [≤ BATCH, t]), sorted by length to minimise padding."""
   lengths = np.count_nonzero(tokens, axis=1)
   order = np.argsort(lengths, kind="stable")
   for first in range(start * BATCH, len(tokens), BATCH):
@@ -136,18 +140,18 @@ def _captions(source):
   return [caption for captions in source.captions() for caption in captions]
 
 
-# Fields of a tower that its features do not depend on: where the weights lie (they are hashed
-# themselves), what comes after the features, and how the rest learns.
-_APART = ("pretrained", "freeze", "dropout", "batch_norm", "feature_dropout", "trunk")
-_APART += ("learning_rate", "end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
+# Fields of a tower that its features do not depend on: the path of the weights (they are hashed
+# themselves), the head, and the optimiser.
+_IRRELEVANT = ("pretrained", "freeze", "dropout", "batch_norm", "feature_dropout", "trunk")
+_IRRELEVANT += ("learning_rate", "end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
 
 
 def _key(config, variables, tokenizer, source, tower):
   digest = hashlib.sha256()
-  settings = {k: v for k, v in config[tower].to_dict().items() if k not in _APART}
+  settings = {k: v for k, v in config[tower].to_dict().items() if k not in _IRRELEVANT}
   settings["dtype"] = config.dtype
   digest.update(json.dumps([settings, source.fingerprint()], sort_keys=True).encode())
-  digest.update(tokenizer.fingerprint().encode() if tower == "text" else bytes([images.DECODER]))
+  digest.update(tokenizer.fingerprint().encode() if tower == "text" else bytes([decoding.DECODER]))
   for collection in ("params", "batch_stats"):
     tree = variables.get(collection, {}).get(tower, {}).get("tower", {})
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -1,4 +1,4 @@
-"""What people see of a run: a terminal line, metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Metrics of a run: a terminal line, metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import contextlib
 import hashlib
@@ -13,21 +13,20 @@ from xe_retrieval.training import processes
 
 
 class Log:
-  """Writes the same numbers everywhere; on a terminal one line is steadily updated.
+  """Writes the same numbers to every writer; on a terminal, one line is updated in place.
 
-  Of several processes only the first one writes. `flops` is the work of a step as a share of what
-  the devices could do in a second, where that is known (flops.py).
+  Only process 0 writes. `peak_seconds` of a step (utilization.py), if known, gives the MFU.
   """
 
-  def __init__(self, workdir, config, start: int, flops: float | None = None):
-    self._workdir, self._flops = epath.Path(workdir), flops
+  def __init__(self, workdir, config, start: int, peak_seconds: float | None = None):
+    self._workdir, self._peak_seconds = epath.Path(workdir), peak_seconds
     self._steps, self._batch_size = config.steps, config.batch_size
     self._step, self._time, self._waited = start, time.perf_counter(), 0.0
-    self._began = None  # (step, time) once compilation is over
+    self._began = None  # (step, time) after compilation
     self._live = sys.stdout.isatty()
-    self._speaks, self._well = processes.first(), True
+    self._primary, self._warned = processes.is_primary(), False
     self._writers = []
-    if self._speaks:
+    if self._primary:
       self._writers = [_Jsonl(self._workdir / "metrics.jsonl", start), _TensorBoard(self._workdir)]
       if config.wandb:
         self._writers.append(_Wandb(self._workdir, config))
@@ -40,13 +39,13 @@ class Log:
 
   @contextlib.contextmanager
   def waiting(self):
-    """Around what the devices wait for because data are not there yet."""
+    """Measures the time in which the devices wait for data."""
     before = time.perf_counter()
     yield
     self._waited += time.perf_counter() - before
 
   def train(self, step: int, metrics: dict) -> None:
-    """Metrics of the step just taken, with the speed since the last call."""
+    """Logs metrics of a step and the speed since the last call."""
     now = time.perf_counter()
     count, seconds = step - self._step, now - self._time
     speed = {
@@ -54,8 +53,8 @@ class Log:
       "data_wait_ms": 1e3 * self._waited / count,
       "data_wait_share": self._waited / seconds,
     }
-    if self._flops:
-      speed["mfu"] = self._flops * count / seconds
+    if self._peak_seconds:
+      speed["mfu"] = self._peak_seconds * count / seconds
     self._step, self._time, self._waited = step, now, 0.0
     self._began = self._began or (step, now)
     self._write(step, {**metrics, **speed})
@@ -74,10 +73,10 @@ class Log:
     self._write(step, {f"validation/{name}": value for name, value in flat.items()})
     recall = ", ".join(f"@{k} {to_image[f'recall@{k}']:.1f}" for k in (1, 5, 10))
     self.say(f"step {step}: validation PR-AUC {metrics['pr_auc']:.2f}, recall {recall}")
-    self.rest()
+    self.exclude()
 
-  def rest(self) -> None:
-    """What was just done (validation, a checkpoint) does not count against the step's speed."""
+  def exclude(self) -> None:
+    """Excludes the time since the last log line (validation, a checkpoint) from the speed."""
     now = time.perf_counter()
     if self._began:
       self._began = (self._began[0], self._began[1] + now - self._time)
@@ -87,27 +86,27 @@ class Log:
     self._print(line, transient=False)
 
   def close(self) -> None:
-    if self._live and self._speaks:
+    if self._live and self._primary:
       print(flush=True)
     for writer in self._writers:
-      with contextlib.suppress(OSError, tf.errors.OpError):  # said before
+      with contextlib.suppress(OSError, tf.errors.OpError):  # reported by _write
         writer.close()
 
   def _write(self, step, metrics):
-    """A full disk is said once, and does not end the run: there may be room again."""
+    """A full disk is reported once and does not end the run: space may become free again."""
     values = {name: float(value) for name, value in metrics.items() if name != "finite"}
-    well = True
+    failed = False
     for writer in self._writers:
       try:
         writer.write(step, values)
       except (OSError, tf.errors.OpError) as error:
-        well = False
-        if self._well:
+        failed = True
+        if not self._warned:
           self.say(f"WARNING: metrics of step {step} cannot be written to {self._workdir}: {error}")
-    self._well = well
+    self._warned = failed
 
   def _print(self, line, transient):
-    if not self._speaks:
+    if not self._primary:
       return
     if self._live:
       print(f"\r\033[K{line}", end="" if transient else "\n", flush=True)
@@ -116,7 +115,7 @@ class Log:
 
 
 class _Jsonl:
-  """One line per call; what a run that was killed wrote after step `start` goes: it comes again."""
+  """One line per call; drops lines after the checkpoint we resume from: they are written again."""
 
   def __init__(self, path, start):
     if path.exists():
@@ -139,7 +138,7 @@ class _Jsonl:
 def _step(line):
   try:
     return json.loads(line)["step"]
-  except ValueError:  # cut off in the middle
+  except ValueError:  # truncated by a kill
     return float("inf")
 
 
@@ -157,7 +156,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-  """A run of the project config.wandb, gone on with when the workdir is."""
+  """A run of the project config.wandb; resuming the workdir resumes it."""
 
   def __init__(self, workdir, config):
     import wandb

@@ -1,4 +1,4 @@
-"""An optimiser for each tower (projections belong to their tower), none for what is frozen."""
+"""One optimiser per tower, its projection included; none for frozen parameters."""
 
 import jax
 import optax
@@ -9,7 +9,7 @@ OPTIMIZERS = ("adamw", "sgd")
 
 
 def make(config, params) -> optax.GradientTransformation:
-  """`optax.multi_transform` over the labels text, image and frozen, which cover every parameter."""
+  """`optax.multi_transform` over the labels text, image and frozen."""
   towers = optax.multi_transform(
     {
       "text": _tower(config.text, config.steps),
@@ -24,7 +24,7 @@ def make(config, params) -> optax.GradientTransformation:
 
 
 def labels(config, params):
-  """A tree like params of "text", "image" or "frozen"."""
+  """-> a tree like `params` with leaves "text", "image" or "frozen"; every parameter has one."""
   if unknown := set(params) - {"text", "image"}:
     raise ValueError(f"no optimiser covers the parameters under {sorted(unknown)}")
   frozen = dual_encoder.frozen(params, config)

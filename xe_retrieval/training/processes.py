@@ -1,19 +1,21 @@
-"""One program as one process or as many: how they find, await and ask each other."""
+"""A run as one process or several: joining, waiting for each other, stopping together."""
 
 import contextlib
+import gc
 import os
+import signal
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from xe_retrieval.training import mesh as mesh_lib
+from xe_retrieval.data import mesh as mesh_lib
 
-PATIENCE = 24 * 3600  # seconds: what one process does for all (features, data) may take a while
+TIMEOUT = 24 * 3600  # seconds: process 0 may compute features or prepare data for hours
 
 
 def join(cluster: bool = False) -> None:
-  """Before the first use of a device: becomes one of several processes, if there are several.
+  """Initialises jax.distributed if there are several processes; call before using a device.
 
   launch/local_processes.sh and launch/kubernetes.yaml set JAX_COORDINATOR_ADDRESS,
   JAX_NUM_PROCESSES and JAX_PROCESS_ID. With `cluster`, JAX asks SLURM or the TPU pod instead.
@@ -21,8 +23,8 @@ def join(cluster: bool = False) -> None:
   count = int(os.environ.get("JAX_NUM_PROCESSES", 1))
   virtual = jax.config.jax_num_cpu_devices > 1 or "device_count" in os.environ.get("XLA_FLAGS", "")
   if count > 1 or virtual:
-    # Collectives of CPU devices block a thread of XLA's pool, which has one per core: several
-    # programs at once can starve each other and abort. So more threads, one program at a time.
+    # CPU collectives block a thread of XLA's pool, which has one per core: concurrent programs can
+    # deadlock and abort. Hence more threads, and one program at a time.
     os.environ.setdefault("NPROC", "32")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
   if count > 1:
@@ -33,30 +35,74 @@ def join(cluster: bool = False) -> None:
     jax.distributed.initialize()
 
 
-def first() -> bool:
-  """The process that writes and speaks for all."""
+def is_primary() -> bool:
+  """True in process 0, which alone writes files and prints."""
   return jax.process_index() == 0
 
 
 @contextlib.contextmanager
-def one_after_the_other(name: str):
-  """The first process runs the block before the others do: what it left on disk, they find."""
+def primary_first(name: str):
+  """Process 0 runs the block before the others do, which then find its files on disk."""
   several = jax.process_count() > 1
   wait = ocp.multihost.get_barrier_sync_fn() if several else None
-  if several and not first():
-    wait(key=name, timeout_ms=1000 * PATIENCE)
+  if several and not is_primary():
+    wait(key=name, timeout_ms=1000 * TIMEOUT)
   yield
-  if several and first():
-    wait(key=name, timeout_ms=1000 * PATIENCE)
+  if several and is_primary():
+    wait(key=name, timeout_ms=1000 * TIMEOUT)
 
 
-def anyone(mesh):
-  """ask(flag) -> bool []: whether any process said True; the same in all, and without waiting."""
-  rows, everywhere = mesh_lib.rows(mesh), mesh_lib.everywhere(mesh)
-  some = jax.jit(lambda flags: flags.any(), out_shardings=everywhere)
+class Interruption:
+  """`with Interruption(mesh) as interrupted:` makes interrupted() True after SIGINT or SIGTERM.
 
-  def ask(flag):
-    here = np.full(len(mesh.local_devices), flag)
-    return some(jax.make_array_from_process_local_data(rows, here))
+  A second signal kills as usual. Several processes get the same answer at the same step, one step
+  after the first signal. (JAX's preemption service handles neither SIGINT nor a second signal.)
+  """
 
-  return ask
+  def __init__(self, mesh):
+    self._any = _any_process(mesh) if jax.process_count() > 1 else None
+    self._signalled, self._answer = False, False
+
+  def __enter__(self):
+    self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    return self._interrupted
+
+  def __exit__(self, *_):
+    for s, handler in self._before.items():
+      signal.signal(s, handler)
+
+  def _interrupted(self):
+    if not self._any:
+      return self._signalled
+    # The answer of the previous step: waiting for this step's would stall the devices.
+    answer, self._answer = self._answer, self._any(self._signalled)
+    return bool(answer)
+
+  def _handle(self, number, frame):
+    self._signalled = True
+    signal.signal(number, self._before[number])
+
+
+def _any_process(mesh):
+  """A function bool -> bool [], true if it was called with True in any process; asynchronous."""
+  rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
+  reduce = jax.jit(lambda flags: flags.any(), out_shardings=everywhere)
+
+  def any_process(flag):
+    local = np.full(len(mesh.local_devices), flag)
+    return reduce(jax.make_array_from_process_local_data(rows, local))
+
+  return any_process
+
+
+@contextlib.contextmanager
+def frozen_garbage():
+  """Moves objects that exist now out of the garbage collector's reach.
+
+  A full collection over all imported libraries would stall a step by 0.1 s.
+  """
+  gc.freeze()
+  try:
+    yield
+  finally:
+    gc.unfreeze()

@@ -1,32 +1,94 @@
-"""One training step on the global batch."""
+"""One training step on the global batch.
+
+`build` only traces shapes, so `xe_retrieval.plan` can build the step for devices that do not exist.
+"""
+
+import dataclasses
+from collections.abc import Callable
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xe_retrieval.training import mesh as mesh_lib
-from xe_retrieval.training import optimizers
+from xe_retrieval import losses
+from xe_retrieval.data import mesh as mesh_lib
+from xe_retrieval.towers import dual_encoder
+from xe_retrieval.training import features, optimizers
 
 PERCENTILES = (5, 50, 95)
-SAMPLE = 64  # rows whose negatives are looked at, for their percentiles
+SAMPLE = 64  # rows among which percentiles of negative scores are taken
 
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that training changes."""
+  """The state of training, as saved in checkpoints."""
 
   step: jax.Array  # int32 []
   params: dict  # {"text": …, "image": …}
   batch_stats: dict  # running statistics of BatchNorm
   opt_state: optax.OptState
   rng: jax.Array  # dropout of step n uses fold_in(rng, n)
-  ema: dict = flax.struct.field(default_factory=dict)  # mean of params over steps; {}: not kept
+  ema: dict = flax.struct.field(default_factory=dict)  # moving average of params; {}: off
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+  """The jitted step and its inputs as jax.ShapeDtypeStructs with shardings."""
+
+  model: nn.Module
+  loss: Callable
+  optimizer: optax.GradientTransformation
+  train_step: Callable  # jitted: state (donated), batch -> state, metrics
+  state: TrainState
+  batch: dict[str, jax.ShapeDtypeStruct]
+
+  def lower(self):
+    """jax.stages.Lowered; .compile() gives memory and cost."""
+    return self.train_step.lower(self.state, self.batch)
+
+
+def build(config, mesh) -> Build:
+  """`config` has its architecture filled in, see pretrained.configure."""
+  model = dual_encoder.from_config(config)
+  variables = jax.eval_shape(lambda: dual_encoder.init(config, model))
+  optimizer = optimizers.make(config, variables["params"])
+  loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
+  state = jax.eval_shape(lambda v: init(config, v, optimizer, mesh), variables)
+  where = shardings(config, state, mesh)
+  rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
+  train_step = jax.jit(
+    make(config, model, loss, optimizer, mesh),
+    in_shardings=(where, rows),
+    out_shardings=(where, everywhere),
+    donate_argnums=0,
+  )
+  state = jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, where
+  )
+  return Build(model, loss, optimizer, train_step, state, batch(config, rows))
+
+
+def batch(config, rows=None) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes of one global batch, with features in place of a cached tower's input."""
+  n, text, image = config.batch_size, config.text, config.image
+  cached = features.cacheable(config)
+  shapes = {"text_id": ((n,), jnp.int32), "image_id": ((n,), jnp.int32)}
+  if "text" in cached:
+    shapes["text_features"] = (n, text.width), jnp.float32
+  else:
+    shapes["tokens"] = (n, text.tokens), jnp.int32
+  if "image" in cached:
+    shapes["image_features"] = (n, image.widths[-1]), jnp.float32
+  else:
+    shapes["image"] = (n, image.size, image.size, 3), jnp.uint8
+  return {name: jax.ShapeDtypeStruct(*x, sharding=rows) for name, x in shapes.items()}
 
 
 def init(config, variables, optimizer, mesh) -> TrainState:
-  """The state before the first step, laid out over the mesh as the config says."""
+  """The state before the first step, sharded as config.mesh says."""
 
   def build(variables):
     return TrainState(
@@ -42,40 +104,33 @@ def init(config, variables, optimizer, mesh) -> TrainState:
   return jax.jit(build, out_shardings=where)(variables)
 
 
-def init_variables(config, model):
-  """Parameters and BatchNorm statistics drawn from config.seed."""
-  tokens = jnp.zeros([1, config.text.tokens], jnp.int32)
-  image = jnp.zeros([1, config.image.size, config.image.size, 3], jnp.uint8)
-  return jax.jit(model.init)(jax.random.PRNGKey(config.seed), tokens, image)
-
-
 def shardings(config, state: TrainState, mesh) -> TrainState:
-  """Where each array of a state lies: a copy on every device, or a part (config.mesh)."""
-  everywhere = mesh_lib.everywhere(mesh)
+  """A sharding for each array of the state: replicated, or sharded if config.mesh says so."""
+  everywhere = mesh_lib.replicated(mesh)
   if config.mesh.shard_parameters:
-    return mesh_lib.spread(mesh, state)
+    return mesh_lib.fsdp(mesh, state)
   return jax.tree.map(lambda _: everywhere, state)
 
 
 def make(config, model, loss, optimizer, mesh):
-  """train_step(state, batch) -> state, metrics; the batch's rows are spread over the mesh."""
+  """train_step(state, batch) -> state, metrics; rows of the batch are sharded over the mesh."""
   micro = config.micro_batch or config.batch_size
   gradients = _whole if micro == config.batch_size else _in_micro_batches
   rates = {tower: optimizers.schedule(config[tower], config.steps) for tower in ("text", "image")}
-  everywhere = mesh_lib.everywhere(mesh)
+  everywhere = mesh_lib.replicated(mesh)
 
-  def embed(params, batch_stats, rng, tokens, image):  # -> ([B, D], [B, D]), batch_stats
-    params = jax.lax.with_sharding_constraint(params, everywhere)  # gathered, if they were spread
+  def embed(params, batch_stats, rng, inputs):  # -> ([B, D], [B, D]), batch_stats
+    params = jax.lax.with_sharding_constraint(params, everywhere)  # all-gather, if sharded
     variables = {"params": params, "batch_stats": batch_stats}
     embeddings, updated = model.apply(
-      variables, tokens, image, train=True, rngs={"dropout": rng}, mutable=["batch_stats"]
+      variables, **inputs, train=True, rngs={"dropout": rng}, mutable=["batch_stats"]
     )
-    return embeddings, updated.get("batch_stats", batch_stats)  # none if no tower was run
+    return embeddings, updated.get("batch_stats", batch_stats)  # absent if no tower ran
 
   def train_step(state, batch):
     rng = jax.random.fold_in(state.rng, state.step)
-    inputs = (batch["tokens"], batch["image"])
-    ids = {"text_id": batch["text_id"], "image_id": batch["image_id"]}
+    ids = {name: batch[name] for name in ("text_id", "image_id")}
+    inputs = {name: x for name, x in batch.items() if name not in ids}
     objective = jax.named_scope("loss")(lambda text, image: loss(text, image, **ids))
     value, grads, embeddings, batch_stats = gradients(
       embed, objective, state, rng, inputs, micro, mesh
@@ -102,10 +157,10 @@ def make(config, model, loss, optimizer, mesh):
 
 
 def _whole(embed, objective, state, rng, inputs, micro, mesh):
-  """Loss, its gradients, embeddings and BatchNorm statistics, all activations held at once."""
+  """-> loss, gradients, embeddings, BatchNorm statistics; holds all activations at once."""
 
   def value(params):
-    embeddings, batch_stats = embed(params, state.batch_stats, rng, *inputs)
+    embeddings, batch_stats = embed(params, state.batch_stats, rng, inputs)
     return objective(*embeddings), (embeddings, batch_stats)
 
   (value, (embeddings, batch_stats)), grads = jax.value_and_grad(value, has_aux=True)(state.params)
@@ -113,35 +168,35 @@ def _whole(embed, objective, state, rng, inputs, micro, mesh):
 
 
 def _in_micro_batches(embed, objective, state, rng, inputs, micro, mesh):
-  """The same with the activations of `micro` rows at a time, for one more forward pass.
+  """The same with the activations of `micro` rows at a time, at the cost of a forward pass.
 
-  Embed without gradient, take the loss's gradient at the embeddings, embed again with it: the same
-  rng makes the same dropout. BatchNorm that learns sees the statistics of a micro-batch; its
-  running ones move once per step, towards their mean.
+  Embed all rows without gradient, take the gradient of the loss with respect to the embeddings,
+  then embed again and backpropagate it; the same rng gives the same dropout. BatchNorm normalises
+  by the statistics of a micro-batch; the running ones move once per step, towards their mean.
   """
-  count = len(inputs[0]) // micro
+  count = len(jax.tree.leaves(inputs)[0]) // micro
   rngs = jax.random.split(rng, count)
   parts = jax.tree.map(lambda x: _split(x, count, mesh), inputs)  # [count, micro, …]
   embeddings = jax.lax.map(
-    lambda part: embed(state.params, state.batch_stats, part[0], *part[1])[0], (rngs, parts)
+    lambda part: embed(state.params, state.batch_stats, *part)[0], (rngs, parts)
   )  # [count, micro, D] twice
   embeddings = jax.tree.map(lambda x: _join(x, mesh), embeddings)  # [B, D]
-  value, slopes = jax.value_and_grad(objective, argnums=(0, 1))(*embeddings)
-  slopes = jax.tree.map(lambda x: _split(x, count, mesh), slopes)
+  value, cotangents = jax.value_and_grad(objective, argnums=(0, 1))(*embeddings)
+  cotangents = jax.tree.map(lambda x: _split(x, count, mesh), cotangents)
 
   def add(total, part):
-    rng, inputs, slope = part
-    again = lambda params: embed(params, state.batch_stats, rng, *inputs)  # noqa: E731
-    _, pull, batch_stats = jax.vjp(again, state.params, has_aux=True)
-    return jax.tree.map(jnp.add, total, *pull(slope)), batch_stats
+    rng, inputs, cotangent = part
+    forward = lambda params: embed(params, state.batch_stats, rng, inputs)  # noqa: E731
+    _, backward, batch_stats = jax.vjp(forward, state.params, has_aux=True)
+    return jax.tree.map(jnp.add, total, *backward(cotangent)), batch_stats
 
-  nothing = jax.tree.map(jnp.zeros_like, state.params)
-  grads, batch_stats = jax.lax.scan(add, nothing, (rngs, parts, slopes))
+  zeros = jax.tree.map(jnp.zeros_like, state.params)
+  grads, batch_stats = jax.lax.scan(add, zeros, (rngs, parts, cotangents))
   return value, grads, embeddings, jax.tree.map(lambda x: x.mean(0), batch_stats)
 
 
 def _split(x, count, mesh):
-  """[B, …] -> [count, B / count, …], each device keeping its rows: part i is its i-th share."""
+  """[B, …] -> [count, B / count, …] without communication: part i takes rows of every device."""
   x = x.reshape(mesh.size, count, -1, *x.shape[1:]).swapaxes(0, 1)
   x = x.reshape(count, -1, *x.shape[3:])
   spec = PartitionSpec(None, mesh_lib.AXIS)
@@ -156,13 +211,13 @@ def _join(x, mesh):
 
 
 def _percentiles(text, image, batch, mesh):  # [B, D], [B, D] -> {name: []}
-  """Of the cosines of all pairs, and of the negatives among the first few rows."""
+  """Percentiles of the cosines of all positive pairs and of negatives among the first rows."""
   text, image = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (text, image))
   few = {"text": text, "image": image, "text_id": batch["text_id"], "image_id": batch["image_id"]}
   few = {name: x[:SAMPLE] for name, x in few.items()}
   positive = jnp.sum(text * image, axis=1)  # [B]
-  # Gathered first: sorting what is spread over devices takes a hundred exchanges.
-  few, positive = jax.lax.with_sharding_constraint((few, positive), mesh_lib.everywhere(mesh))
+  # Gathered first: sorting a sharded array takes a hundred collectives.
+  few, positive = jax.lax.with_sharding_constraint((few, positive), mesh_lib.replicated(mesh))
   same = [few[name][:, None] == few[name] for name in ("text_id", "image_id")]
   negative = jnp.where(same[0] | same[1], jnp.nan, few["text"] @ few["image"].T)  # [few, few]
   return {

@@ -1,0 +1,84 @@
+"""ScaNN against exact search; on disk without pickle; and its audit."""
+
+import numpy as np
+import pytest
+
+from xe_retrieval.evaluation import ranks
+from xe_retrieval.search import index_audit, nearest, scann_index
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_saved_moved_and_loaded(stored, tmp_path):
+  vectors, queries = _clusters(3000), _clusters(30, seed=1)
+  index = scann_index.build(vectors, stored=stored)
+  index.save(tmp_path / "there")
+  (tmp_path / "there").rename(tmp_path / "here")
+  assert not list((tmp_path / "here").glob("*.pkl"))
+  loaded = scann_index.load(tmp_path / "here", None if stored else vectors)
+  assert len(loaded) == 3000
+  for one, other in zip(index.search(queries, 5), loaded.search(queries, 5), strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_a_tree_finds_the_neighbours(monkeypatch):
+  monkeypatch.setattr(scann_index, "TREE_FROM", 2000)
+  vectors, queries = _clusters(5000), _clusters(400, seed=1)
+  index = scann_index.build(vectors, queries=queries)
+  assert index.settings["leaves"] == 284
+  assert 10 <= index.settings["leaves_to_search"] <= 284
+  exact = nearest.nearest(vectors, queries, 100)[0]
+  assert scann_index.overlap(index.search(queries, 10)[0], exact[:, :10]) > 0.95
+  # Beyond ten it has to look at more candidates than it returns.
+  assert scann_index.overlap(index.search(queries, 100)[0], exact) > 0.9
+  # More neighbours than a few leaves hold: the search widens instead of returning holes.
+  rows, scores = index.search(queries[:3], 2000)
+  assert np.isfinite(scores).all()
+  assert len(np.unique(rows[0])) == 2000
+
+
+def test_settings_follow_the_size():
+  assert scann_index.settings(50_000)["leaves"] == 0
+  large = scann_index.settings(3_300_000)
+  assert large["leaves"] == 7268 and large["soar"]
+
+
+def test_overlap_by_hand():
+  assert scann_index.overlap(np.array([[1, 2], [3, 4]]), np.array([[2, 9], [4, 3]])) == 0.75
+
+
+def test_refuses_what_is_wrong(tmp_path):
+  with pytest.raises(ValueError, match="it has no index.json"):
+    scann_index.load(tmp_path)
+  index = scann_index.build(_clusters(100))
+  index.save(tmp_path)
+  (tmp_path / "scann_docids.pkl").write_bytes(b"")
+  with pytest.raises(ValueError, match="a pickle, which may run anything"):
+    scann_index.load(tmp_path)
+  with pytest.raises(ValueError, match="asked for 101 neighbours, but the index holds 100"):
+    index.search(_clusters(1), 101)
+
+
+def test_audit_measures_what_the_index_loses(monkeypatch):
+  image, more = _clusters(300), _clusters(500, seed=2)
+  text = _clusters(300, seed=3) + 2 * image
+  found = index_audit.audit(text, image, np.arange(300), more)
+  assert found["vectors"] == 800 and found["neighbours_found"]["10"] > 95
+  exact = ranks.summary(ranks.text_to_image(text, image, np.arange(300), more))
+  for name, drift in found["drift"].items():
+    np.testing.assert_allclose(found["text_to_image"][name] - drift, exact[name])
+
+  class Blind(scann_index.ScannIndex):  # returns the last rows, whatever is asked
+    def search(self, queries, k):
+      return np.tile(np.arange(800 - k, 800), (len(queries), 1)), np.zeros((len(queries), k))
+
+  monkeypatch.setattr(scann_index, "build", lambda v, queries: Blind(None, 800, {}))
+  found = index_audit.audit(text, image, np.arange(300), more)
+  assert found["text_to_image"]["recall@1"] == 0 and found["neighbours_found"]["1"] < 10
+  assert found["drift"]["recall@1"] == -exact["recall@1"]
+
+
+def _clusters(count, seed=0):
+  centres = np.random.default_rng(9).standard_normal((40, 16))
+  random = np.random.default_rng(seed)
+  x = centres[random.integers(0, 40, count)] + 0.4 * random.standard_normal((count, 16))
+  return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,60 @@
+"""A server of the drawn images, and a client for it."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+import uvicorn
+
+from tests.search.conftest import *  # noqa: F403 the model, images and index
+from xe_retrieval.serving import app as apps
+from xe_retrieval.serving.service import Service
+
+
+class Client:
+  """A persistent HTTP connection to a server on this machine."""
+
+  def __init__(self, port):
+    self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+  def __call__(self, path, method="GET", body=None, headers=()):
+    """Returns status, headers, content (parsed if it is JSON)."""
+    headers = dict(headers)
+    if body is not None and not isinstance(body, bytes):
+      body, headers = json.dumps(body), {"content-type": "application/json"} | headers
+    self.connection.request(method, path, body, headers)
+    answer = self.connection.getresponse()
+    content = answer.read()
+    if answer.headers.get("content-type", "").startswith("application/json"):
+      content = json.loads(content)
+    return answer.status, answer.headers, content
+
+
+@contextlib.contextmanager
+def running(index, model=None, workdir=""):
+  """Runs a server of an index on a free port; yields the port and its Service."""
+  service = Service(index, workdir, poll=0.05, model=model)
+  listener = socket.create_server(("127.0.0.1", 0))
+  config = uvicorn.Config(apps.make(service), log_level="error", server_header=False)
+  server = uvicorn.Server(config)
+  thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+  thread.start()
+  try:
+    yield listener.getsockname()[1], service
+  finally:
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def server(index, model):
+  with running(index, model) as (port, _):
+    yield port
+
+
+@pytest.fixture
+def client(server):
+  return Client(server)

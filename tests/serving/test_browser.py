@@ -1,0 +1,173 @@
+"""The page as a person uses it, in Chromium driven by Playwright.
+
+This test also takes the README's screenshot, on the quickstart's index:
+
+  SEARCH_INDEX=runs/quickstart/index SEARCH_PICTURES=launch/pictures \
+    python -m pytest tests/serving/test_browser.py -k type
+"""
+
+import os
+import pathlib
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.search.conftest import UNFAMILIAR
+from tests.serving.conftest import running
+from xe_retrieval.calibration import artifact
+from xe_retrieval.search import image_sources, update
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = CHROMIUM or shutil.which("google-chrome")
+OPTIONS = (
+  *("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"),
+  *("--disable-component-update", "--disable-dev-shm-usage"),
+)
+README = "?q=a+large+blue+diamond&p=0.8"
+LOADED = "(least) => [...document.images].filter((i) => i.naturalWidth > 0).length >= least"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture
+def page():
+  with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    yield page
+    browser.close()
+
+
+def test_type_look_slide_and_find_nothing(page, index, model, tmp_path):
+  given = os.environ.get("SEARCH_INDEX")
+  pictures = pathlib.Path(os.environ.get("SEARCH_PICTURES", tmp_path))
+  errors = []
+  page.on("pageerror", lambda error: errors.append(error.message))
+  page.on("console", lambda message: message.type == "error" and errors.append(message.text))
+  cards, slider = page.locator("#results .card"), page.locator("#slider")
+  with running(given or index, model) as (port, _):
+    page.goto(f"http://127.0.0.1:{port}/")
+    expect(page.locator("#size")).to_contain_text("images are searched")
+    expect(page.locator("#query")).to_be_focused()
+
+    # Results appear while typing.
+    page.keyboard.type("a red circle")
+    expect(page.locator("#status")).to_contain_text("relevant")
+    if not given:  # the random model's probabilities are made up: take every image
+      slider.press("Home")
+      expect(cards).to_have_count(30)
+    page.wait_for_function(LOADED, arg=5)
+    expect(page.locator("#results .card.above").first).to_be_visible()
+    expect(cards.first.locator("b")).to_have_text(re.compile(r"^(> )?\d+ %$"))
+    tooltip = re.compile(r"^how likely this image is relevant to this query .*; score -?0\.\d\d$")
+    expect(cards.first.locator(".facts")).to_have_attribute("title", tooltip)
+    expect(page.locator("#results img[loading=lazy]").first).to_be_visible()
+    assert "q=a+red+circle" in page.url
+    many = cards.count()
+
+    # The slider to the right, by keyboard: fewer results, then none, and the page says so.
+    before = page.locator("#promise").inner_text()
+    assert "likely to be relevant · an average query gets about" in before
+    for _ in range(3):
+      slider.press("PageUp")
+    expect(page.locator("#promise")).not_to_have_text(before)
+    assert cards.count() <= many
+    slider.press("End")
+    expect(page.locator("#nothing")).to_be_visible()
+    expect(cards).to_have_count(0)
+    for sentence in ("Nothing relevant", "The best of", "results need 99 %"):
+      expect(page.locator("#nothing")).to_contain_text(sentence)
+    page.locator("#peek").click()
+    expect(page.locator("#misses .card")).to_have_count(12)
+    page.locator("#lower").click()
+    expect(cards.first).to_be_visible()
+    expect(page.locator("#nothing")).to_be_hidden()
+
+    # Open an image by keyboard, and close it.
+    cards.first.press("Enter")
+    expect(page.locator("#detail")).to_be_visible()
+    expect(page.locator("#like .card")).to_have_count(12)
+    page.wait_for_function("document.getElementById('large').naturalWidth > 0")
+    page.keyboard.press("Escape")
+    expect(page.locator("#detail")).to_be_hidden()
+
+    # On a phone in dark mode nothing overflows.
+    page.set_viewport_size({"width": 390, "height": 780})
+    page.emulate_media(color_scheme="dark")
+    slider.press("Home")
+    page.wait_for_function(LOADED, arg=3)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    expect(page.locator("body")).to_have_css("background-color", "rgb(20, 23, 28)")
+
+    # The README's screenshot: results, and near misses in grey.
+    page.set_viewport_size({"width": 1200, "height": 740})
+    page.emulate_media(color_scheme="light")
+    page.goto(f"http://127.0.0.1:{port}/{README if given else '?q=a+star&p=0.1'}")
+    page.wait_for_function(LOADED, arg=13)
+    page.screenshot(path=pictures / "search.png")
+  assert errors == []
+
+
+def test_an_unfamiliar_query_and_its_suggestions(page, index, model, tmp_path):
+  with running(index, model) as (port, _):
+    page.goto(f"http://127.0.0.1:{port}/?q={UNFAMILIAR}&p=0.01")
+    expect(page.locator("#nothing")).to_be_visible()
+    expect(page.locator("#unfamiliar")).to_contain_text("unlike anything this model was trained on")
+    expect(page.locator("#lower")).to_be_hidden()
+    suggestions = page.locator("#suggestions button")
+    expect(suggestions).to_have_count(3)
+    text = suggestions.first.inner_text()
+    suggestions.first.click()
+    expect(page.locator("#query")).to_have_value(text)
+    expect(page.locator("#results .card")).to_have_count(30)
+    expect(page.locator("#unfamiliar")).to_be_hidden()
+
+
+def test_scores_only_without_an_evaluation(page, index, model, workdir, tmp_path):
+  for name in ("config.json", "tokenizer", "checkpoints"):
+    (tmp_path / name).symlink_to(workdir / name)
+  (index / "g000001" / artifact.NAME).unlink()
+  with running(index, model, tmp_path) as (port, _):
+    page.goto(f"http://127.0.0.1:{port}/?q=a+red+circle")
+    expect(page.locator("#nothing")).to_contain_text("scores -0.3")
+    expect(page.locator("#promise")).to_contain_text("score at least 0.30 · probability unknown")
+    page.locator("#lower").click()
+    expect(page.locator("#results .card b").first).to_have_text(re.compile(r"^-0\.3\d$"))
+    page.locator("#slider").press("Home")
+    expect(page.locator("#results .card")).to_have_count(30)
+
+
+def test_markup_is_shown_as_text(page, index, photos, model, workdir):
+  """Queries and file names that contain HTML; also a broken image, a link and the / key."""
+  evil = "<img src=x onerror=document.title='hacked'>"
+  (photos / f"{evil}.png").write_bytes((photos / "scene000.png").read_bytes())
+  update.update_index(index, model, workdir, [image_sources.Folder(photos)])
+  cards = page.locator("#results .card")
+  with running(index, model) as (port, service):
+    page.goto(f"http://127.0.0.1:{port}/")
+    expect(page.locator("#size")).to_contain_text("images are searched")
+    page.keyboard.type(evil)
+    page.locator("#slider").press("End")
+    expect(page.locator("#status")).to_contain_text(evil)
+    page.locator("#slider").press("Home")
+    page.get_by_title(f"{evil}.png").click()
+    expect(page.locator("#name")).to_have_text(f"{evil}.png")
+    expect(page.locator("img[src=x]")).to_have_count(0)
+    expect(page).to_have_title("Image search")
+
+    # A link restores query and slider; an image that does not load is marked.
+    broken = service.searcher.collection.id(0)
+    page.route(f"**/image/{broken}", lambda route: route.abort())
+    page.goto(f"http://127.0.0.1:{port}/?q=a+star&p=0.1")
+    expect(cards).to_have_count(31)
+    expect(page.locator("#query")).to_have_value("a star")
+    name = service.searcher.collection.name(0)
+    page.get_by_title(name).scroll_into_view_if_needed()
+    expect(page.locator(".card.broken")).to_have_attribute("title", name)
+
+    # The / key moves the focus to the search box.
+    cards.first.press("/")
+    expect(page.locator("#query")).to_be_focused()

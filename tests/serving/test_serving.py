@@ -1,0 +1,357 @@
+"""The server over HTTP: answers, limits, hostile requests, load, and a changing index."""
+
+import collections
+import concurrent.futures
+import random
+import re
+import socket
+import threading
+import time
+import urllib.parse
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from tests.search.conftest import CAPTIONS, UNFAMILIAR, draw
+from tests.serving.conftest import Client, running
+from xe_retrieval.calibration import artifact
+from xe_retrieval.search import image_sources, update
+from xe_retrieval.serving import service as services
+
+quote = urllib.parse.quote
+
+
+def test_search_similar_and_thumbnails(client, photos):
+  status, headers, about = client("/api/about")
+  assert (status, about["images"], about["captions"]) == (200, 30, 0)
+  known = about["calibration"]
+  assert known["measured_on"] == "made up validation (100 captions × 100 images)"
+  assert known["relevant"] == "the caption was written for the image" and known["images"] == 100
+  assert (known["relevance"], known["default"], known["bank"]) == ("pairing", 0.5, True)
+  assert [row["min_probability"] for row in known["expect"]] == [p / 100 for p in range(1, 100)]
+
+  status, _, everything = client("/api/search?q=a+red+circle&threshold=-1&top=200")
+  assert status == 200 and everything["relevant"] and len(everything["results"]) == 30
+  scores = [hit["score"] for hit in everything["results"]]
+  assert scores == sorted(scores, reverse=True) and everything["best_score"] == scores[0]
+
+  cut = (scores[4] + scores[5]) / 2
+  status, _, some = client(f"/api/search?q=a+red+circle&threshold={cut}&near=3")
+  assert some["results"] == everything["results"][:5]
+  assert some["near_misses"] == everything["results"][5:8]
+  status, _, batch = client("/api/search", "POST", {"queries": ["a red circle"], "threshold": cut})
+  assert batch == [some | {"near_misses": []}]
+
+  for asked, least in (("", 0.5), ("&min_probability=0.6", 0.6)):
+    _, _, likely = client(f"/api/search?q=a+red+circle&top=200{asked}")
+    assert likely["results"] == [h for h in everything["results"] if h["probability"] >= least]
+    assert likely["expect"].items() <= known["expect"][round(100 * least) - 1].items()
+  best = scores[0]
+  _, _, none = client(f"/api/search?q=a+red+circle&threshold={min(best + 0.01, 1)}")
+  assert not none["relevant"] and none["results"] == []
+
+  first = everything["results"][0]
+  status, headers, thumbnail = client(first["url"])
+  assert (status, headers["content-type"], thumbnail[:4]) == (200, "image/png", b"\x89PNG")
+  _, _, similar = client(f"/api/similar/{first['id']}?top=4")
+  assert similar["image"]["image"] == first["image"] and len(similar["images"]) == 4
+  assert first["id"] not in [hit["id"] for hit in similar["images"]]
+  assert client(f"/api/image/{first['id']}")[2] == similar["image"]
+
+
+def test_targets_and_unfamiliar_queries(client):
+  def ask(query="a red circle", **asked):
+    status, _, found = client(f"/api/search?{urllib.parse.urlencode({'q': query} | asked)}")
+    assert status == 200
+    return found
+
+  few, many = ask(max_wrong=1), ask(max_wrong=3)
+  assert few["expect"]["wrong_per_query"] <= 1 < many["expect"]["wrong_per_query"] <= 3
+  plain, sure = ask(min_precision=0.7), ask(min_precision=0.7, guarantee="true")
+  assert sure["expect"]["precision_at_least"] >= 0.7 and sure["threshold"] > plain["threshold"]
+  never = ask(min_precision=0.99, near=2)
+  assert not never["relevant"] and never["threshold"] is None and never["results"] == []
+  assert len(never["near_misses"]) == 2 and never["best_probability"] > 0.5
+  strange = ask(UNFAMILIAR)
+  assert not strange["relevant"] and not strange["familiar"]
+  assert len(strange["suggestions"]) == 3 and set(strange["suggestions"]) <= set(CAPTIONS)
+  body = {"queries": ["a red circle", UNFAMILIAR], "min_precision": 0.7, "guarantee": True}
+  assert client("/api/search", "POST", body)[2][0] == sure
+
+
+def test_captions_that_fit_an_image(index, model, workdir, data_dir):
+  update.update_index(index, model, workdir, [image_sources.parse("shapes/64:train", data_dir)])
+  with running(index, model) as (port, service):
+    client = Client(port)
+    hit = client("/api/search?q=a&threshold=-1")[2]["results"][0]
+    captions = client(f"/api/similar/{hit['id']}?top=9")[2]["captions"]
+    shown = [caption["probability"] for caption in captions]
+    assert len(shown) == 9 and shown == sorted(shown, reverse=True) and 0 < shown[-1] < 1
+    # The same number as beside this image if the caption is searched for.
+    query = quote(captions[0]["caption"])
+    results = client(f"/api/search?q={query}&threshold=-1&top=200")[2]["results"]
+    same = next(result for result in results if result["id"] == hit["id"])
+    assert abs(same["probability"] - shown[0]) < 2e-4
+
+
+def test_a_new_evaluation_is_loaded(index, model, workdir, tmp_path):
+  """Scores only before it; the cached query is answered with probabilities after it."""
+  moved = tmp_path / "moved"
+  moved.mkdir()
+  for name in ("config.json", "tokenizer", "checkpoints"):
+    (moved / name).symlink_to(workdir / name)
+  directory = index / "g000001"
+  (directory / artifact.NAME).unlink()
+  with running(index, model, moved) as (port, service):
+    client = Client(port)
+    assert client("/api/about")[2]["calibration"] is None
+    status, _, found = client("/api/search?q=a+red+circle")
+    assert status == 422 and "was not evaluated" in found["detail"]
+    before = client("/api/search?q=a+red+circle&threshold=-1")[2]
+    assert before["best_probability"] is None and before["familiar"]
+    artifact.read(workdir, model.fingerprint()).write(moved)
+    end = time.monotonic() + 30
+    while service.searcher.calibration is None:
+      assert time.monotonic() < end, "the calibration was not loaded"
+      time.sleep(0.02)
+    after = client("/api/search?q=a+red+circle&threshold=-1")[2]
+    assert after["best_score"] == before["best_score"] and after["best_probability"] > 0.5
+
+
+def test_errors_say_what_is_wrong(client):
+  for path, status, sentence in [
+    ("/api/search", 422, "q: Field required"),
+    ("/api/search?q=", 422, "q: String should have at least 1 character"),
+    ("/api/search?q=+", 422, "q: String should match"),
+    (f"/api/search?q={'x' * 501}", 422, "q: String should have at most 500 characters"),
+    (f"/api/search?q={'x' * 9000}", 414, "the address is longer than 8,192 bytes"),
+    ("/api/search?q=a&top=0", 422, "top: Input should be greater than or equal to 1"),
+    ("/api/search?q=a&top=201", 422, "top: Input should be less than or equal to 200"),
+    ("/api/search?q=a&threshold=nan", 422, "threshold: "),
+    ("/api/search?q=a&min_probability=1.1", 422, "min_probability: "),
+    ("/api/search?q=a&max_wrong=inf", 422, "max_wrong: "),
+    ("/api/search?q=a&threshold=0&max_wrong=1", 422, "max_wrong and threshold exclude each other"),
+    ("/api/search?q=a&guarantee=true", 422, "guarantee needs min_precision"),
+    ("/api/similar/../../etc/passwd", 404, "Not Found"),
+    ("/api/similar/0123456789abcdef", 404, "the index has no image 0123456789abcdef"),
+    ("/image/..%2f..%2fetc%2fpasswd", 404, "Not Found"),
+    ("/image/zzzz", 422, "id: String should match pattern"),
+    ("/photos/scene000.png", 404, "Not Found"),
+    ("/docs", 404, "Not Found"),
+  ]:
+    found = client(path)
+    assert (found[0], path) == (status, path)
+    assert sentence in found[2]["detail"]
+  for body, status, sentence in [
+    ({"queries": ["a"] * 65}, 422, "queries: List should have at most 64 items"),
+    ({"queries": []}, 422, "queries: List should have at least 1 item"),
+    ({"queries": ["a", 3]}, 422, "queries.1: Input should be a valid string"),
+    ({"queries": ["a"], "path": "/etc"}, 422, "path: Extra inputs are not permitted"),
+    ({"queries": ["a"], "guarantee": 1}, 422, "guarantee: Input should be a valid boolean"),
+    ({"queries": ["a"], "min_probability": 0.5, "min_precision": 0.5}, 422, "exclude each other"),
+    (b"{", 400, "the body is not JSON"),
+    ({"queries": ["a" * 300_000]}, 413, "the body is longer than 262,144 bytes"),
+  ]:
+    found = client("/api/search", "POST", body, {"content-type": "application/json"})
+    assert found[0] == status and sentence in found[2]["detail"]
+    client.connection.close()
+  assert client("/api/search", "DELETE")[0] == 405
+
+
+def test_foreign_hosts_and_scripts_are_rejected(client):
+  status, _, content = client("/api/about", headers={"host": "evil.example:8000"})
+  assert status == 421 and "127.0.0.1" in content["detail"]
+  client.connection.close()
+  assert client("/api/about", headers={"host": "localhost:8000"})[0] == 200
+  status, headers, page = client("/")
+  assert status == 200 and headers["x-content-type-options"] == "nosniff"
+  assert "default-src 'none'" in headers["content-security-policy"]
+  # No external resources, no inline scripts or styles, no HTML built from strings.
+  assert not re.search(rb"https?://(?!www\.w3\.org)|<style|style=|onerror|onclick", page)
+  script = client("/page.js")[2]
+  assert not re.search(rb"innerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+
+
+def test_a_damaged_image_has_a_placeholder(client, photos):
+  hits = client("/api/search?q=a&threshold=-1&top=3")[2]["results"]
+  (photos / hits[0]["image"]).unlink()
+  (photos / hits[1]["image"]).write_text("root:x:0:0")
+  (photos / hits[2]["image"]).unlink()
+  (photos / hits[2]["image"]).symlink_to("/etc/passwd")
+  for hit in hits:
+    status, headers, content = client(hit["url"])
+    assert (status, headers["content-type"]) == (200, "image/svg+xml")
+    assert b"root" not in content and headers["cache-control"] == "no-store"
+
+
+def test_a_full_queue_answers_429(index, model, monkeypatch):
+  monkeypatch.setitem(services.LIMITS, "waiting", 4)
+  with running(index, model) as (port, service):
+    client = Client(port)
+    status, headers, content = client("/api/search", "POST", {"queries": list("abcde")})
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert content["detail"] == "more than 4 requests are waiting; ask again in a second"
+    assert client("/api/search", "POST", {"queries": list("abcd"), "threshold": -1})[0] == 200
+    monkeypatch.setattr(service, "_decoding", 4)
+    url = client("/api/search?q=a&threshold=-1")[2]["results"][0]["url"]
+    assert client(url)[0] == 429
+
+
+def test_responses_conform_to_openapi(server):
+  """Generated valid and invalid requests to every operation; responses conform to OpenAPI."""
+  api = schemathesis.openapi.from_url(f"http://127.0.0.1:{server}/api/openapi.json")
+  asked = collections.Counter()
+  wanted = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+  ]
+  for operation in (found.ok() for found in api.get_all_operations()):
+    for mode in GenerationMode.POSITIVE, GenerationMode.NEGATIVE:
+      if mode == GenerationMode.NEGATIVE and operation.label == "GET /api/about":
+        continue  # has no parameters that could be invalid
+
+      @settings(
+        max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+      )
+      @given(case=operation.as_strategy(generation_mode=mode))
+      def ask(case):
+        asked[case.operation.label] += 1
+        case.call_and_validate(checks=wanted)
+
+      ask()
+  assert len(asked) == 6 and sum(asked.values()) > 140
+  # Generated ids are unknown to the index: ask for an image that it has.
+  id = Client(server)("/api/search?q=a&threshold=-1")[2]["results"][0]["id"]
+  for path in ("/api/similar/{id}", "/api/image/{id}", "/image/{id}"):
+    response = api[path]["GET"].Case(path_parameters={"id": id}).call_and_validate(checks=wanted)
+    assert response.status_code == 200
+
+
+NASTY = (
+  *("../../../../etc/passwd", "..%2f..%2fetc%2fpasswd", "\\..\\boot.ini", "file:///etc/passwd"),
+  *("<script>alert(1)</script>", "' OR 1=1 --", "${jndi:ldap://x}", "{{7*7}}", "%00", "%ff%fe"),
+  *("\u202e\ufeff", "🦊" * 40, "a" * 499, "%F0%9F", "\x7f\x01", "NaN", "1e999", "-0", "0x10"),
+  *("[]", "null", "true", "%", "%%%", "?", "#", "&&&", "="),
+)
+HOSTS = (*(b"127.0.0.1", b"localhost:80", b"[::1]:1") * 5, b"evil.example", b"")
+ROUTES = (
+  *("/api/search?q=", "/api/similar/", "/image/", "/api/image/", "/", "/api/", "/page.js/"),
+  *("/api/search?q=a&top=", "/api/search?q=a&threshold=", "/api/search?q=a&min_probability="),
+  *("/api/search?q=a&near=", "/image/0123456789abcdef?large="),
+)
+METHODS = (*(b"POST",) * 3, b"PUT", b"DELETE", b"HEAD", b"OPTIONS", b"TRACE")
+
+
+def hostile(number):
+  """Returns request `number` and its method.
+
+  Every value in every route, raw (which may be invalid HTTP) and quoted, by GET and by another
+  method; headers and bodies are random.
+  """
+  draw = random.Random(number)
+  rest, value = divmod(number, len(NASTY))
+  form, route = divmod(rest, len(ROUTES))
+  value = NASTY[value] if form % 2 == 0 else quote(NASTY[value], safe="")
+  value = value.encode("utf-8", "replace").replace(b"\n", b"").replace(b" ", b"+")
+  path = ROUTES[route].encode() + value
+  method = b"GET" if form < 2 else draw.choice(METHODS)
+  body = b""
+  if method == b"POST":
+    path = b"/api/search"
+    body = draw.choice([
+      b"{", b"[]", b'{"queries": null}', b'{"queries": [1e400]}', b'{"queries": ["\\ud800"]}',
+      b'{"queries": ["' + value.replace(b'"', b"").replace(b"\\", b"") + b'"], "top": 1e9}',
+      b"[" * 5000, b"\xff" * 100, b'{"queries": [' + b'"a",' * 100 + b'"a"]}',
+    ])  # fmt: skip
+  head = [b"Host: " + draw.choice(HOSTS)]
+  head.append(b"Content-Length: " + str(len(body)).encode())
+  if draw.random() < 0.1:
+    head.append(b"X-Long: " + b"x" * draw.choice([10, 5_000]))
+  if draw.random() < 0.1:
+    head.append(b"Range: bytes=0-99999999999")
+  return b"%s %s HTTP/1.1\r\n%s\r\n\r\n%s" % (method, path, b"\r\n".join(head), body), method
+
+
+def test_hostile_requests(server):
+  """Every request is answered, none with a server error, and the server still works after."""
+  count, workers = 4 * len(NASTY) * len(ROUTES), 4
+  expected = Client(server)("/api/search?q=a+red+circle&threshold=-1")[2]
+
+  def work(worker):
+    statuses, connection = [], None
+    for number in range(worker, count, workers):
+      request, method = hostile(number)
+      connection = connection or socket.create_connection(("127.0.0.1", server), 30)
+      connection.sendall(request)
+      status, keep = read_answer(connection, method)
+      statuses.append(status)
+      if not keep:
+        connection.close()
+        connection = None
+    return statuses
+
+  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    statuses = [s for part in pool.map(work, range(workers)) for s in part]
+  assert len(statuses) == count
+  assert {s for s in statuses if s >= 500} == set()
+  assert {200, 400, 404, 405, 421, 422} <= set(statuses)
+  assert Client(server)("/api/search?q=a+red+circle&threshold=-1")[2] == expected
+
+
+def read_answer(connection, method):
+  """Returns the status, and whether the connection stays open."""
+  data = b""
+  while b"\r\n\r\n" not in data:
+    more = connection.recv(65_536)
+    if not more:
+      raise AssertionError(f"the connection was closed without an answer after {data[:100]}")
+    data += more
+  head, _, body = data.partition(b"\r\n\r\n")
+  length = re.search(rb"(?i)content-length: *(\d+)", head)
+  while method != b"HEAD" and length and len(body) < int(length[1]):
+    body += connection.recv(65_536)
+  assert b"Traceback" not in body and b"root:" not in body
+  closes = re.search(rb"(?i)connection: *close", head) or not length
+  return int(head.split()[1]), not closes
+
+
+def test_steady_under_load_while_the_index_is_replaced(index, photos, model, workdir):
+  """Sixteen clients query without pause while the index is replaced three times: none fails."""
+  with running(index, model) as (port, service):
+    stop, failures, done = threading.Event(), [], []
+
+    def ask(number):
+      client, at = Client(port), 0
+      while not stop.is_set():
+        at += 1
+        found = client(f"/api/search?q={number}+shapes+{at}&threshold=-1&top=5")
+        if found[0] != 200 or len(found[2]["results"]) != 5:
+          failures.append(found)
+        hit = found[2]["results"][at % 5]
+        status, headers, _ = client(hit["url"])
+        if status not in (200, 404):  # 404: removed by the update
+          failures.append((status, hit))
+      done.append(at)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+    for thread in threads:
+      thread.start()
+    for round in range(3):
+      draw(photos, [100 + round])
+      (photos / f"scene{round:03d}.png").unlink()
+      update.update_index(index, model, workdir, [image_sources.Folder(photos)])
+      wanted = f"g{round + 2:06d}"
+      end = time.monotonic() + 30
+      while service.searcher.collection.manifest["generation"] != wanted:
+        assert time.monotonic() < end, "the new index was not loaded"
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+      thread.join()
+  assert failures == [] and len(done) == 16 and min(done) > 0

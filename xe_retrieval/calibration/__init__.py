@@ -1,0 +1,1 @@
+"""Scores → probabilities and thresholds that hold in a collection of any size."""

@@ -1,0 +1,57 @@
+"""Embedded pairs and a source of relevance → a calibrator and the counts that thresholds need."""
+
+import numpy as np
+
+from xe_retrieval.calibration import calibrator as calibrators
+from xe_retrieval.calibration import counts as counting
+from xe_retrieval.calibration.calibrator import CELL, CELLS, Calibrator, Queries
+from xe_retrieval.evaluation import relevance as relevances
+
+
+def describe(bank, text, features) -> Queries:
+  """Bank or None, unit vectors [Q, D], text-tower features [Q, W] -> Queries."""
+  if bank is None:
+    zeros = np.zeros(len(text))
+    return Queries(zeros, zeros, zeros)
+  return Queries(*bank.level(text), bank.familiarity(features))
+
+
+def fit(pairs, gallery, relevance, queries: Queries) -> tuple[Calibrator, counting.Counts]:
+  """By one source of relevance, on a gallery [Images]."""
+  gallery = gallery[: relevance.parts]
+  asked = queries[relevance.queries]
+  cuts = calibrators.grow(asked)
+  group = calibrators.assign(cuts, asked)
+  half = pairs.image_of_text[relevance.queries] % 2  # captions of one image stay together
+  histograms = np.zeros((2, len(cuts) + 1, 2, CELLS), np.int64)
+  done = 0
+  for _, scores, right in relevances.scored(pairs, gallery, relevance, "calibrating"):
+    cells = np.clip(((scores + 1) / CELL).astype(np.int64), 0, CELLS - 1)
+    for cell, yes in zip(cells, right, strict=True):
+      into = histograms[half[done], group[done]]
+      into[0] += np.bincount(cell[yes], minlength=CELLS)
+      into[1] += np.bincount(cell[~yes], minlength=CELLS)
+      done += 1
+  calibrator = calibrators.fit(cuts, histograms, asked)
+  return calibrator, count(pairs, gallery, relevance, queries, calibrator)
+
+
+def count(pairs, gallery, relevance, queries: Queries, calibrator) -> counting.Counts:
+  """Every pair of the gallery, exactly, by its log-odds."""
+  shape = len(relevance.queries), len(counting.LEVELS)
+  relevant, irrelevant = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+  positives, done = 0, 0
+  for rows, scores, right in relevances.scored(pairs, gallery, relevance, "counting pairs"):
+    levels = calibrator.score(counting.LEVELS, queries[rows])  # [q, L]
+    for score, yes, level in zip(scores, right, levels, strict=True):
+      relevant[done] = _at_least(score[yes], level)
+      irrelevant[done] = _at_least(score[~yes], level)
+      done += 1
+    positives += int(right.sum())
+  images = sum(len(part.vectors) for part in gallery)
+  group = pairs.image_of_text[relevance.queries]
+  return counting.collect(relevant, irrelevant, group, images, relevance.scales, positives)
+
+
+def _at_least(scores, levels):
+  return len(scores) - np.searchsorted(np.sort(scores), levels)

@@ -1,0 +1,86 @@
+"""Were promises kept? A calibration chosen on one split, judged on pairs it has not seen."""
+
+import numpy as np
+
+from xe_retrieval.calibration import fitting
+from xe_retrieval.calibration.counts import LEVELS
+from xe_retrieval.evaluation import relevance as relevances
+
+TARGETS = (0.3, 0.5, 0.7, 0.9)
+TOP = 10  # results of a query whose probabilities are judged
+BINS = 15
+
+
+def judge(calibration, pairs, gallery, sources) -> list[dict]:
+  """The rows of metrics.json's `promises`: precision asked for and kept, for each source.
+
+  `kept` is the precision of what the threshold returns here, None where it returns nothing;
+  `lower_bound` what the calibration could promise with confidence; `returned` the share of queries
+  that get any result.
+  """
+  rows = []
+  images = sum(len(part.vectors) for part in gallery)
+  queries = calibration.queries(pairs.text, pairs.features)
+  for meaning, source in _matching(calibration, sources, gallery):
+    here = fitting.count(pairs, gallery, source, queries, meaning.calibrator)
+    for target in TARGETS:
+      for guarantee in (False, True):
+        logit = meaning.counts.at_precision(target, images, guarantee)
+        row = {"relevance": source.name, "target": target, "gallery": images}
+        rows.append(row | {"guarantee": guarantee} | _kept(meaning.counts, here, logit, images))
+  return rows
+
+
+def _kept(counts, here, logit, images):
+  if logit is None:
+    return {"threshold": None, "kept": None, "lower_bound": None, "returned": 0.0}
+  i = int(np.searchsorted(LEVELS, logit - 1e-9))
+  pairs = int(here.relevant[i] + here.irrelevant[i])
+  return {
+    "threshold": logit,
+    "kept": float(here.relevant[i] / pairs) if pairs else None,
+    "lower_bound": float(counts.lower_bound(images)[i]),
+    "returned": float(here.answered[i] / here.queries),
+    "pairs": pairs,
+  }
+
+
+def shown_probability(calibration, pairs, gallery, sources) -> dict:
+  """How true the number beside a result is, over the first TOP results of every query.
+
+  {source: {"ece", "brier", "reliability": [[mean probability, share relevant, pairs], …]}}.
+  """
+  out = {}
+  images = sum(len(part.vectors) for part in gallery)
+  queries = calibration.queries(pairs.text, pairs.features)
+  for meaning, source in _matching(calibration, sources, gallery):
+    shown, right = [], []
+    for rows, scores, relevant in relevances.scored(pairs, gallery, source):
+      top = np.argsort(-scores, axis=1, kind="stable")[:, :TOP]
+      logits = meaning.calibrator.logit(np.take_along_axis(scores, top, axis=1), queries[rows])
+      shown.append(meaning.probability(logits, images).ravel())
+      right.append(np.take_along_axis(relevant, top, axis=1).ravel())
+    out[source.name] = reliability(np.concatenate(shown), np.concatenate(right))
+  return out
+
+
+def reliability(shown, right) -> dict:
+  """float [P] probabilities, bool [P] -> expected calibration error, Brier score, the diagram."""
+  cell = np.minimum((shown * BINS).astype(int), BINS - 1)
+  size = np.bincount(cell, minlength=BINS)
+  mean, share = (
+    np.bincount(cell, x, BINS) / np.maximum(size, 1) for x in (shown, right.astype(float))
+  )
+  return {
+    "ece": float(np.abs(mean - share) @ size / len(shown)),
+    "brier": float(np.mean((shown - right) ** 2)),
+    "reliability": [
+      [float(m), float(s), int(n)] for m, s, n in zip(mean, share, size, strict=True) if n
+    ],
+  }
+
+
+def _matching(calibration, sources, gallery):
+  """The meanings and sources of one name, where the source knows the whole gallery."""
+  known = {source.name: source for source in sources if source.parts >= len(gallery)}
+  return [(m, known[m.relevance]) for m in calibration.meanings if m.relevance in known]

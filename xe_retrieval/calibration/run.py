@@ -1,0 +1,120 @@
+"""One evaluation of a trained model: its data, what is searched besides, what its scores mean."""
+
+import sys
+
+from xe_retrieval import model as models
+from xe_retrieval.calibration import artifact, promises
+from xe_retrieval.calibration import bank as banks
+from xe_retrieval.data import pipeline
+from xe_retrieval.evaluation import embedded
+from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.towers import sentence_encoder
+from xe_retrieval.training import features
+
+
+class Run:
+  """A model, its data, and the images that are searched besides."""
+
+  def __init__(self, workdir, distractors, people):
+    self.workdir, self.people = workdir, people
+    self.encoder = models.restore(workdir)
+    self.config = self.encoder.config
+    self.calibration_split = self.config.get("calibration_split", "validation")
+    self.names = list(distractors)
+    self.distractors = [self._images(text) for text in distractors]
+    self._sentences = None
+
+  def embed(self, dataset, split):
+    """-> Pairs of a split, and what its data set is called."""
+    source = self._source(dataset or self.config.data.name, split)
+    tables = features.of(self.encoder, source)
+    return embedded.embed(self.encoder, source, tables, progress=True), source.name
+
+  def sources(self, pairs):
+    """Every source of relevance that these data have."""
+    return relevances.sources(pairs, self.distractors, self.people, self._sentence_encoder())
+
+  def calibrate(self, pairs, sources, dataset, split):
+    """Fits what scores mean on these pairs, by each source of relevance."""
+    about = {
+      "model": self.encoder.fingerprint(),
+      "dataset": dataset,
+      "split": split,
+      "step": self.encoder.step,
+      "queries": len(pairs.text),
+      "images": len(pairs.image),
+      "distractors": self.names,
+    }
+    gallery = [pairs.images, *self.distractors]
+    return artifact.make(pairs, gallery, sources, self._bank(), about)
+
+  def calibration(self):
+    """That of the workdir; if it has none of this checkpoint, it is made and written."""
+    if known := artifact.read(self.workdir, self.encoder.fingerprint()):
+      return known
+    try:
+      pairs, name = self.embed("", self.calibration_split)
+    except ValueError as e:
+      print(f"not calibrated: {e}", file=sys.stderr)
+      return None
+    made = self.calibrate(pairs, self.sources(pairs), name, self.calibration_split)
+    made.write(self.workdir)
+    return made
+
+  def judge(self, calibration, pairs, sources, metrics, seen):
+    """Adds how true probabilities and promises are here; not of the pairs they were chosen on."""
+    galleries = [[pairs.images]]
+    galleries += [[pairs.images, *self.distractors]] if self.distractors else []
+    shown = [promises.shown_probability(calibration, pairs, g, sources) for g in galleries]
+    best = next(iter(shown[0].values()), {})
+    metrics["calibration"] |= {key: best.get(key) for key in ("ece", "brier")}
+    metrics["probabilities"] = {
+      "seen": seen,
+      "relevance": calibration.best.relevance,
+      "calibrated_on": calibration.measured_on(),
+      "galleries": [
+        {"images": sum(len(p.vectors) for p in g), "relevance": s}
+        for g, s in zip(galleries, shown, strict=True)
+      ],
+    }
+    metrics["promises"] = (
+      []
+      if seen
+      else [row for g in galleries for row in promises.judge(calibration, pairs, g, sources)]
+    )
+
+  def training_pairs(self):
+    """How many captions the model was trained on; None where its data are not at hand."""
+    try:
+      return self._source(self.config.data.name, "train").pairs
+    except ValueError:
+      return None
+
+  def _bank(self):
+    try:
+      source = self._source(self.config.data.name, "train")
+    except ValueError as e:
+      print(f"no bank of training captions: {e}", file=sys.stderr)
+      return None
+    return banks.make(self.encoder, source, features.of(self.encoder, source))
+
+  def _sentence_encoder(self):
+    """The one that tells which captions say the same; None if there is none at hand."""
+    path = self.config.get("caption_encoder", "")
+    if path and self._sentences is None:
+      try:
+        self._sentences = sentence_encoder.load(path)
+      except (OSError, ValueError) as e:
+        print(f"relevance by captions is left out: {e}", file=sys.stderr)
+    return self._sentences
+
+  def _source(self, name, split):
+    return pipeline.Source(name, self.config.data.dir, split)
+
+  def _images(self, text):
+    name, colon, split = text.rpartition(":")
+    if not colon:
+      raise ValueError(f"--distractors={text} should be DATASET:SPLIT, as in shapes/20000:train")
+    source = self._source(name, split)
+    tables = features.of(self.encoder, source, ("image",))
+    return embedded.images(self.encoder, source, tables, progress=True)

@@ -1,0 +1,170 @@
+"""Encoded images (JPEG or PNG) → uint8 squares: where to crop, then decode, crop and resize."""
+
+import io
+import os
+
+import cv2
+import numpy as np
+from etils import epath
+from PIL import ExifTags, Image, ImageOps
+
+from xe_retrieval.preparation import image_files
+
+AUGMENTS = ("none", "random_resized_crop")
+DECODER = 2  # increment when a file decodes to other pixels: part of the key of cached features
+# OpenCV decodes a JPEG in three quarters of the time that TensorFlow takes, and can do it at 1/2,
+# 1/4 or 1/8 of the size. EXIF orientation has been applied before.
+_RGB = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_REDUCED = {  # only the scale: the REDUCED_COLOR constants would also select BGR
+  8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+  4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+  2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+}
+MAX_PIXELS = 100_000_000  # larger images are refused before decoding
+_GREY = 127  # stands in for images that cannot be decoded
+
+
+def centres(encoded) -> np.ndarray:
+  """The largest square in the middle; bytes [n] -> int32 [n, 4] y, x, height, width."""
+  sizes = _sizes(encoded)
+  side = sizes.min(1, keepdims=True)
+  return np.concatenate([(sizes - side) // 2, side, side], 1).astype(np.int32)
+
+
+def random_crops(encoded, draws) -> np.ndarray:
+  """20–100 % of the area, never mirrored ("left" must stay left); int64 [n] -> int32 [n, 4]."""
+  sizes = _sizes(encoded)
+  area, shape, y, x = _uniform(draws)
+  area = (0.2 + 0.8 * area) * sizes.prod(1)
+  aspect = (4 / 3) ** (2 * shape - 1)  # width / height, from 3:4 to 4:3
+  extent = np.sqrt(np.stack([area / aspect, area * aspect], 1)).round()  # [n, 2]
+  extent = np.clip(extent, 1, sizes)
+  begin = np.floor((sizes - extent + 1) * np.stack([y, x], 1))
+  return np.concatenate([begin, extent], 1).astype(np.int32)
+
+
+def decode(encoded: bytes, box, size: int, out: np.ndarray | None = None) -> np.ndarray:
+  """Part `box`, int [4], of an image, resized -> uint8 [size, size, 3]; ValueError if broken."""
+  y, x, height, width = (int(value) for value in box)
+  jpeg = encoded[:2] == b"\xff\xd8"
+  smaller = next((n for n in _REDUCED if jpeg and min(height, width) >= n * size), 1)
+  data = np.frombuffer(encoded, np.uint8)
+  try:
+    image = cv2.imdecode(data, _RGB | _REDUCED.get(smaller, 0)) if data.size else None
+  except cv2.error:
+    image = None
+  if image is None:
+    raise ValueError("it cannot be decoded")
+  y, x, height, width = (value // smaller for value in (y, x, height, width))
+  part = image[y : y + height, x : x + width]
+  if not part.size:
+    raise ValueError("it is smaller than its header says")
+  return image_files.resize(part, size, size, out)
+
+
+def decode_all(encoded, boxes, size: int, pool) -> tuple[np.ndarray, int]:
+  """Decodes in a thread pool -> uint8 [n, size, size, 3], number of broken images.
+
+  Broken images are grey: one bad file should not end a long run.
+  """
+  out = _aligned((len(encoded), size, size, 3))
+
+  def several(start):
+    broken = 0
+    for i in range(start, min(start + _AT_ONCE, len(encoded))):
+      try:
+        decode(encoded[i], boxes[i], size, out[i])
+      except ValueError:
+        out[i] = _GREY
+        broken += 1
+    return broken
+
+  return out, sum(pool.map(several, range(0, len(encoded), _AT_ONCE)))
+
+
+def square(image, index=0, size=224):  # -> uint8 [size, size, 3]
+  """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cropped and resized.
+
+  Arrays and PIL images are encoded first, so that they are decoded exactly as in evaluation.
+  """
+  path = isinstance(image, str | os.PathLike)
+  name = repr(str(image)) if path else f"images[{index}]"
+  try:
+    if path or isinstance(image, bytes):
+      data = _upright(image if isinstance(image, bytes) else epath.Path(image).read_bytes())
+    else:
+      data = _png(_pil(image, index))
+    return decode(data, centres([data])[0], size)
+  except TypeError:
+    raise
+  except Exception as error:  # PIL raises almost anything
+    if isinstance(error, ValueError) and str(error).startswith("images["):
+      raise
+    raise ValueError(f"{name} is not a readable image ({_line(error)})") from error
+
+
+def _upright(data):
+  """Bytes of any image file -> bytes of a JPEG or PNG with EXIF's orientation applied."""
+  image = Image.open(io.BytesIO(data))
+  if image.width * image.height > MAX_PIXELS:
+    raise ValueError(f"{image.width} x {image.height} pixels are over the limit")
+  upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+  plain = image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L") and upright
+  return data if plain else _png(ImageOps.exif_transpose(image))
+
+
+def _pil(image, index):
+  if isinstance(image, Image.Image):
+    return image
+  if not isinstance(image, np.ndarray):
+    kind = type(image).__name__
+    raise TypeError(f"images[{index}] is {kind}; expected a path, a uint8 array or a PIL image")
+  if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+    raise ValueError(
+      f"images[{index}] is {image.dtype} {image.shape}; expected uint8 [height, width, 3]"
+    )
+  return Image.fromarray(image)
+
+
+def _png(image):
+  out = io.BytesIO()
+  image.convert("RGB").save(out, "PNG", compress_level=1)
+  return out.getvalue()
+
+
+def _line(error):
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+_AT_ONCE = 8  # images per task of a thread: fewer switches between threads
+
+
+def _aligned(shape):
+  """An empty uint8 array at a multiple of 64 bytes, which TensorFlow takes without a copy."""
+  memory = np.empty(int(np.prod(shape)) + 64, np.uint8)
+  start = -memory.ctypes.data % 64
+  return memory[start : start + int(np.prod(shape))].reshape(shape)
+
+
+def _sizes(encoded):
+  """float64 [n, 2]: heights and widths."""
+  return np.array([_size(data) for data in encoded], np.float64).reshape(-1, 2)
+
+
+def _size(data):
+  """(height, width) from the header of a JPEG or PNG; (1, 1) if there is none."""
+  if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) > 24:
+    return int.from_bytes(data[20:24]), int.from_bytes(data[16:20])
+  at = 2
+  while at + 9 < len(data) and data[at] == 0xFF:
+    marker = data[at + 1]
+    if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
+      return int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 7 : at + 9])
+    at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
+  return 1, 1
+
+
+def _uniform(draws):
+  """Four uniform numbers in [0, 1) from each draw; int64 [n] -> float64 [4, n]."""
+  draws = np.asarray(draws, np.uint64)
+  return np.stack([((draws >> np.uint64(s)) & np.uint64(0x7FFF)) / 2**15 for s in (0, 16, 32, 47)])

@@ -1,0 +1,1 @@
+"""Embeddings → figures: ranks, precision and recall, calibration, intervals."""

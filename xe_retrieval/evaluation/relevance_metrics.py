@@ -1,0 +1,50 @@
+"""Retrieval figures against any source of relevance, not only against the pairing.
+
+"a red circle" was written for one scene, but is true of many.
+"""
+
+import numpy as np
+
+from xe_retrieval.evaluation import precision_recall
+from xe_retrieval.evaluation import relevance as relevances
+
+STEPS = 2**20  # scores are rounded to 2⁻²⁰ here, since any of the pairs can be a positive
+
+
+def measure(pairs, gallery, relevance: relevances.Relevance):
+  """-> figures in percent, and the precision-recall curve over all pairs.
+
+  pr_auc      area under precision and recall of one threshold for all queries
+  map_at_r    mean over queries of the average precision of their first R results
+  r_precision share of relevant images among the first R, R the number of relevant ones
+  """
+  gallery = gallery[: relevance.parts]
+  returned, true = np.zeros((2, 2 * STEPS + 1), np.int64)
+  map_at_r, r_precision = [], []
+  for _, scores, right in relevances.scored(pairs, gallery, relevance, f"{relevance.name}"):
+    step = STEPS - np.rint(np.clip(scores, -1, 1) * STEPS).astype(np.int32)
+    returned += np.bincount(step.ravel(), minlength=len(returned))
+    true += np.bincount(step[right], minlength=len(true))
+    for score, yes in zip(scores, right, strict=True):
+      count = np.count_nonzero(yes)
+      if count:
+        first = np.argsort(-score, kind="stable")[:count]
+        hits = yes[first]
+        precision = np.cumsum(hits) / np.arange(1, count + 1)
+        map_at_r.append(float(np.mean(precision * hits)))
+        r_precision.append(float(np.mean(hits)))
+  curve = _curve(np.cumsum(returned), np.cumsum(true))
+  return {
+    "pr_auc": 100 * curve.average_precision,
+    "map_at_r": 100 * float(np.mean(map_at_r)),
+    "r_precision": 100 * float(np.mean(r_precision)),
+    "queries": len(relevance.queries),
+    "relevant_per_query": curve.positives / len(relevance.queries),
+  }, curve
+
+
+def _curve(returned, true):
+  """Counts of pairs with cosine ≥ 1, 1 − 1/STEPS, … −1 -> precision_recall.Curve."""
+  at = np.flatnonzero(np.diff(true, prepend=0))
+  levels = (1 - at / STEPS).astype(np.float32)
+  return precision_recall.Curve(levels, true[at], returned[at], int(true[-1]), int(returned[-1]))

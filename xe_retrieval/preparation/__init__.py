@@ -1,0 +1,1 @@
+"""Tables, tars and folders of images → a data set on disk."""

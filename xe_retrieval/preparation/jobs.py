@@ -1,0 +1,212 @@
+"""Units of work → a finished TFDS data set: in parallel, resumable, published atomically."""
+
+import collections
+import concurrent.futures
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from xe_retrieval.preparation import duplicates, records
+from xe_retrieval.preparation.rejections import REASONS, Rejection
+
+
+class Job(NamedTuple):
+  """A data set to make: its name, inputs and units of work."""
+
+  name: str  # captions/<name>, conceptual_captions or flickr30k
+  made_from: dict  # input files with their hash or size, compared on resuming
+  units: list[records.TableUnit | records.TarUnit]
+  rejections: list[Rejection] = []  # rows rejected while reading the table
+
+
+def run(
+  job: Job,
+  out: str,
+  options: records.Options,
+  register: Callable,
+  processes: int = 1,
+  progress: bool = False,
+) -> dict:
+  """Makes the data set and returns its manifest; resumes an interrupted run.
+
+  `register` turns the finished shards into a TFDS data set (datasets.register).
+  """
+  directory, work = _places(job.name, out)
+  plan = _plain({"name": job.name, "made from": job.made_from, **options.plan()})
+  if (directory / "manifest.json").exists():
+    manifest = json.loads((directory / "manifest.json").read_text())
+    if manifest["plan"] != plan:
+      raise ValueError(
+        f"{directory} was prepared from other files or with other options; remove it first, or "
+        "choose another --name or --out"
+      )
+    return manifest
+  if options.strict and job.rejections:
+    raise ValueError(str(job.rejections[0]))
+  _claim(work, plan)
+  todo = [n for n in range(len(job.units)) if not (work / f"{n:05d}.json").exists()]
+  done = len(job.units) - len(todo)
+  with tqdm(
+    total=len(job.units), initial=done, bar_format=_BAR, miniters=0, disable=not progress
+  ) as bar:
+
+    def report(images):
+      bar.set_postfix_str(f"{images:,} images", refresh=False)
+      bar.update(0)
+
+    for _ in _write(job.units, todo, work, options, processes, report):
+      bar.update()
+  return _finish(job, out, work, plan, options.strict, register)
+
+
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} parts{postfix} [{elapsed}<{remaining}]"
+
+
+def _places(name, out):
+  """Directories of the finished data set and of the unfinished work."""
+  out = pathlib.Path(out).expanduser()
+  return out / name / "1.0.0", out / "unfinished" / name.replace("/", "_")
+
+
+def _plain(value):
+  """The value as JSON returns it: tuples become lists."""
+  return json.loads(json.dumps(value))
+
+
+def _claim(work, plan):
+  """Keeps finished units of the same plan, deletes those of another."""
+  path = work / "plan.json"
+  if path.exists() and json.loads(path.read_text()) != plan:
+    shutil.rmtree(work)
+  work.mkdir(parents=True, exist_ok=True)
+  records.replace(path, json.dumps(plan))
+
+
+def _write(units, todo, work, options, processes, report) -> Iterator[None]:
+  """Writes the units of `todo`, yielding after each; calls `report` with the number of images."""
+  if processes == 1 or len(todo) <= 1:
+    count = itertools.count(1)
+    for n in todo:
+      yield records.write(units[n], n, work, options, lambda: report(next(count)))
+    return
+  context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
+  images = context.Value("q", 0)
+  pool = concurrent.futures.ProcessPoolExecutor(
+    min(processes, len(todo)), context, initializer=_start, initargs=(images,)
+  )
+  try:
+    waiting = {pool.submit(_write_one, units[n], n, work, options) for n in todo}
+    while waiting:
+      done, waiting = concurrent.futures.wait(waiting, 0.5, concurrent.futures.FIRST_COMPLETED)
+      report(images.value)
+      for future in done:
+        yield future.result()
+  except BaseException as e:
+    for worker in list((pool._processes or {}).values()):  # unfinished units are written again
+      worker.terminate()
+    if isinstance(e, concurrent.futures.process.BrokenProcessPool):
+      raise ValueError(
+        "a worker process was killed, probably out of memory; run the same command to resume, "
+        "with --processes=1 to use less"
+      ) from e
+    raise
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def _start(images):
+  """Initialises a worker process."""
+  global _images
+  _images = images
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops the others
+
+
+def _write_one(unit, number, work, options):
+  def count():
+    with _images.get_lock():
+      _images.value += 1
+
+  records.write(unit, number, work, options, count)
+
+
+def _finish(job, out, work, plan, strict, register):
+  """Drops duplicates between units, writes manifest and tables, publishes the data set."""
+  summaries = [json.loads((work / f"{n:05d}.json").read_text()) for n in range(len(job.units))]
+  rejections = job.rejections + [Rejection(*r) for s in summaries for r in s["rejections"]]
+  splits = dict.fromkeys(split for summary in summaries for split in summary["splits"])
+  keys = {split: duplicates.load(work, len(job.units), split) for split in splits}
+  repeated = {split: duplicates.repeated(keys[split]) for split in splits}
+  rejections += [r for s in splits for i in repeated[s] for r in _repetition(job, keys[s], i)]
+  if strict and rejections:
+    raise ValueError(str(rejections[0]))
+  reasons = collections.Counter(r.reason for r in rejections)
+  reasons = {reason: reasons[reason] for reason in REASONS if reasons[reason]}
+  if not splits:
+    why = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items()) or "no rows at all"
+    first = f"; first: {rejections[0]}" if rejections else ""
+    raise ValueError(f"nothing is left of {job.name}: {why}{first}")
+  shards = {split: _shards(work, split, keys[split], repeated[split]) for split in splits}
+  totals = {split: _total(keys[split], repeated[split]) for split in splits}
+  others = [split for split in splits if split != "train" and "train" in splits]
+  near = {split: duplicates.between(keys[split], keys["train"]) for split in others}
+  manifest = {
+    "plan": plan,
+    "splits": totals,
+    "kept": sum(total["pairs"] for total in totals.values()),
+    "rejected": reasons,
+    "near duplicates of train": {split: len(found) for split, found in near.items()},
+  }
+  records.replace(work / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+  _table(work / "rejected.tsv", Rejection._fields, rejections)
+  pairs = [(split, *pair) for split, found in near.items() for pair in found]
+  _table(work / "near_duplicates.tsv", ("split", "image", "image of train", "bits apart"), pairs)
+  files = [work / f for f in ("manifest.json", "rejected.tsv", "near_duplicates.tsv")]
+  register(job.name, pathlib.Path(out).expanduser(), shards, files, work)
+  shutil.rmtree(work)
+  if not os.listdir(work.parent):
+    work.parent.rmdir()
+  return manifest
+
+
+def _repetition(job, keys, i):
+  """Rejections of image i, which an earlier unit has with the same captions."""
+  file, detail = keys.files[i], "the same image has the same caption in another part"
+  where = job.units[keys.unit[i]].where(keys.nth[i], file)
+  return [Rejection(w, file, "duplicate", detail) for w in where]
+
+
+def _shards(work, split, keys, repeated):
+  """[(path, records, bytes)] of a split, without duplicates."""
+  out = []
+  for unit in np.unique(keys.unit):
+    path = work / records.shard_name(unit, split)
+    own = keys.unit == unit
+    twice = repeated[keys.unit[repeated] == unit]
+    if len(twice):
+      path = duplicates.without(path, set(keys.row[twice].tolist()))
+    size = keys.sizes[own].sum() - keys.sizes[twice].sum()
+    if own.sum() > len(twice):
+      out.append((str(path), int(own.sum()) - len(twice), int(size)))
+  return out
+
+
+def _total(keys, repeated):
+  return {
+    "images": len(keys.captions) - len(repeated),
+    "pairs": int(keys.captions.sum() - keys.captions[repeated].sum()),
+    "bytes": int(keys.sizes.sum() - keys.sizes[repeated].sum()),
+  }
+
+
+def _table(path, header, rows):
+  lines = ["\t".join(" ".join(str(v).split()) for v in row) for row in (header, *rows)]
+  records.replace(path, "\n".join(lines) + "\n")

@@ -1,1 +1,0 @@
-"""Embeddings → ranks, precision and recall, thresholds, indexes."""

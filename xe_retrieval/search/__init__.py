@@ -1,0 +1,1 @@
+"""A collection of images on disk, and queries to it."""

@@ -1,0 +1,106 @@
+"""Search: python -m xe_retrieval.search --index=I "two dogs on a beach" [--min_probability=0.8]
+
+Prints the images that are relevant, each with the probability that it is and its score; or that
+nothing is relevant. What is returned is asked for in one of four ways:
+
+  --min_probability=0.5   each result is relevant with at least this probability (the default)
+  --max_wrong=1           a query gets at most so many irrelevant images in the mean
+  --min_precision=0.8     of all results of many queries, this share is relevant; with --guarantee
+                          the lower confidence bound of that share reaches it
+  --threshold=0.3         each result has at least this score
+
+Several queries: as further arguments, or one per line of --queries=FILE (- is standard input).
+Exit code: 0 if any query has a result, 1 if nothing is relevant, 2 if something is wrong.
+"""
+
+import json
+import sys
+
+from absl import app, flags
+
+from xe_retrieval import config as config_lib
+
+
+def main(argv):
+  f = flags.FLAGS
+  queries = argv[1:]
+  try:
+    if bool(queries) == bool(f.queries):
+      raise ValueError('search for what? "words in quotes", or --queries=FILE with one per line')
+    lines = _lines(f.queries) if f.queries else queries
+    from xe_retrieval.search import searcher as searchers
+
+    searcher = searchers.open_index(f.index, f.workdir)
+    several, any_relevant = bool(f.queries) or len(queries) > 1, False
+    for found in searcher.answers(lines, f.top, **_asked(f)):
+      any_relevant |= found["relevant"]
+      print(json.dumps(found) if f.json else _text(found, several), flush=True)
+  except (OSError, ValueError) as e:
+    print(f"error: {e}", file=sys.stderr)
+    sys.exit(2)
+  except KeyboardInterrupt:
+    sys.exit(130)
+  sys.exit(0 if any_relevant else 1)
+
+
+def _parse(argv):
+  """A wrong flag is 2 too: 1 means that nothing is relevant."""
+  try:
+    return config_lib.parse_flags(argv)
+  except SystemExit as e:
+    print(e.code, file=sys.stderr)
+    sys.exit(2)
+
+
+def _asked(f):
+  names = ("min_probability", "max_wrong", "min_precision", "threshold", "guarantee")
+  return {name: f[name].value for name in names}
+
+
+def _text(found, several):
+  lines = [found["query"]] if several else []
+  for result in found["results"]:
+    shown = "" if result["probability"] is None else f"{100 * result['probability']:5.1f} %  "
+    lines.append(f"{shown}{result['score']:6.3f}  {result['image']}")
+  if not found["relevant"]:
+    lines.append(_nothing(found))
+  return "\n".join(lines)
+
+
+def _nothing(found):
+  if found["threshold"] is None:
+    return "nothing relevant (no threshold reaches what is asked for)"
+  if not found["familiar"]:
+    like = "; ".join(repr(caption) for caption in found["suggestions"])
+    return f"nothing relevant (unlike anything this model was trained on; nearest: {like})"
+  best = f"best score {found['best_score']:.2f}, needed {found['threshold']:.2f}"
+  if found["best_probability"] is not None:
+    best = f"best probability {100 * found['best_probability']:.1f} %, {best}"
+  return f"nothing relevant ({best})"
+
+
+def _lines(path):
+  """Non-empty lines of a file, as they come."""
+  if path == "-":
+    yield from filter(None, (line.strip() for line in sys.stdin))
+    return
+  with open(path, encoding="utf-8", errors="replace") as file:
+    yield from filter(None, (line.strip() for line in file))
+
+
+def _define_flags():
+  flags.DEFINE_string("index", None, "What python -m xe_retrieval.index made.", required=True)
+  flags.DEFINE_float("min_probability", None, "That each result is relevant; 0.5 by default.", 0, 1)
+  flags.DEFINE_float("max_wrong", None, "Irrelevant results of a query, in the mean.", 0)
+  flags.DEFINE_float("min_precision", None, "Share of all results that are relevant.", 0, 1)
+  flags.DEFINE_bool("guarantee", False, "The lower bound of the precision must reach it.")
+  flags.DEFINE_float("threshold", None, "Score that results have at least.", -1, 1)
+  flags.DEFINE_integer("top", 20, "At most so many results per query.", 1, 10_000)
+  flags.DEFINE_bool("json", False, "One JSON object per query and line.")
+  flags.DEFINE_string("queries", "", "File with one query per line; - is standard input.")
+  flags.DEFINE_string("workdir", "", "Where the model is, if it was moved.")
+
+
+if __name__ == "__main__":
+  _define_flags()
+  app.run(main, flags_parser=_parse)

@@ -1,0 +1,121 @@
+"""Where the pictures of a collection come from: a folder of files, or a prepared data set."""
+
+import os
+import pathlib
+import re
+import zlib
+from typing import NamedTuple
+
+from xe_retrieval.preparation import image_files
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+class Entry(NamedTuple):
+  """One picture: its name in the source, and two numbers that change if the picture does."""
+
+  name: str
+  stamp: tuple[int, int]
+
+
+class Folder:
+  """Every picture under a directory, by its path from there."""
+
+  has_captions = False
+
+  def __init__(self, path):
+    self.path = pathlib.Path(path).expanduser().resolve()
+    self.key = f"folder:{self.path}"
+
+  def entries(self) -> list[Entry]:
+    if not self.path.is_dir():
+      raise ValueError(f"{self.path} is no folder")
+    found = []
+    for directory, folders, files in os.walk(self.path):
+      folders[:] = sorted(f for f in folders if not f.startswith("."))
+      for file in files:
+        if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+          path = os.path.join(directory, file)
+          try:
+            about = os.stat(path)
+          except OSError:  # a dangling link: read() will say so
+            stamp = (-1, -1)
+          else:
+            stamp = (about.st_size, about.st_mtime_ns)
+          found.append(Entry(os.path.relpath(path, self.path), stamp))
+    return sorted(found)
+
+  def read(self, name: str) -> bytes:
+    with open(self.path / name, "rb") as file:
+      data = file.read(image_files.MAX_BYTES + 1)
+    if len(data) > image_files.MAX_BYTES:
+      raise ValueError(f"more than {image_files.MAX_BYTES >> 20} MB")
+    return data
+
+  def full_name(self, name: str) -> str:
+    return str(self.path / name)
+
+
+class Dataset:
+  """Every image of a split, by its record number; knows captions."""
+
+  has_captions = True
+
+  def __init__(self, name: str, split: str, directory: str):
+    self.name, self.split = name, split
+    self.directory = os.path.abspath(os.path.expanduser(directory or "~/tensorflow_datasets"))
+    self.key = f"dataset:{name}:{split}:{self.directory}"
+    self._opened = None
+
+  @property
+  def _source(self):
+    if self._opened is None:
+      from xe_retrieval.data import pipeline
+
+      self._opened = pipeline.Source(self.name, self.directory, self.split)
+    return self._opened
+
+  def entries(self) -> list[Entry]:
+    columns = self._source.columns("image_id", "captions")
+    found = {}
+    for number, (image, texts) in enumerate(
+      zip(columns["image_id"], columns["captions"], strict=True)
+    ):
+      # A data set made anew may count its images as before: other captions tell it.
+      stamp = (int(image), zlib.crc32(b"\0".join(texts)))
+      found.setdefault(image, Entry(f"{number:08d}", stamp))
+    return list(found.values())
+
+  def captions(self) -> list[str]:
+    """Each distinct caption once, in order."""
+    return list(dict.fromkeys(c for record in self._source.captions() for c in record))
+
+  def read(self, name: str) -> bytes:
+    return self._source.image(int(name))
+
+  def full_name(self, name: str) -> str:
+    return f"{self.name}:{self.split}/{name}"
+
+
+def parse(text: str, directory: str = ""):
+  """DIR, or DATASET:SPLIT as in shapes/20000:test, whose data lie under `directory`."""
+  if pathlib.Path(text).expanduser().is_dir():
+    return Folder(text)
+  if re.fullmatch(r"[^:]+:\w+", text):
+    return named(text, directory)
+  raise ValueError(
+    f"{text} is neither a folder nor a data set with its split, as in shapes/20000:test"
+  )
+
+
+def named(text: str, directory: str = ""):
+  """The same, whether it is still there or not."""
+  if found := re.fullmatch(r"([^:]+):(\w+)", text):
+    return Dataset(found[1], found[2], directory)
+  return Folder(text)
+
+
+def from_key(key: str):
+  """The source that a collection remembers."""
+  kind, _, rest = key.partition(":")
+  return Folder(rest) if kind == "folder" else Dataset(*rest.split(":", 2))

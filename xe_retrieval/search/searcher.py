@@ -1,0 +1,174 @@
+"""Captions in, images out: each with the probability that it is relevant, and where to cut."""
+
+import dataclasses
+import itertools
+import pathlib
+
+import numpy as np
+
+from xe_retrieval import model as models
+from xe_retrieval.calibration import artifact
+from xe_retrieval.calibration.artifact import Calibration, Cut
+from xe_retrieval.calibration.calibrator import Queries
+from xe_retrieval.search.collection import Collection
+
+BATCH = 256  # queries at once
+UNFAMILIAR = np.log(0.5)  # log π from which a query counts as unlike what the model was trained on
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+  """A query before it is answered: the same for every cut and every collection."""
+
+  text: str
+  vector: np.ndarray  # float32 [D], unit norm
+  known: Queries | None  # of one query; None: the model is not calibrated
+  familiar: bool
+  suggestions: list[str]  # training captions nearest to an unfamiliar query
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What one query gets. Results and near misses are rows of the collection, best first."""
+
+  query: Query
+  cut: Cut
+  threshold: float | None  # the score that this query needs; None: the cut cannot be reached
+  rows: np.ndarray  # int64 [k]
+  scores: np.ndarray  # float32 [k]
+  probabilities: list[float | None]  # [k]
+  above: int  # how many of the rows are results; the others are near misses
+
+
+class Searcher:
+  """A collection, the model that embedded it, and what its scores mean, if it was evaluated."""
+
+  def __init__(self, collection: Collection, model, calibration: Calibration | None):
+    self.collection, self.model, self.calibration = collection, model, calibration
+
+  def cut(
+    self, min_probability=None, max_wrong=None, min_precision=None, threshold=None, guarantee=False
+  ) -> Cut:
+    """Which results are returned: asked for in one of four ways; by default probability 0.5."""
+    given = {
+      "min_probability": min_probability,
+      "max_wrong": max_wrong,
+      "min_precision": min_precision,
+      "threshold": threshold,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+      raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+    if guarantee and "min_precision" not in given:
+      raise ValueError("guarantee needs min_precision, the precision that is to be guaranteed")
+    if threshold is not None:
+      return Cut("score", float(threshold), score=float(threshold))
+    if self.calibration is None:
+      workdir = self.collection.manifest["workdir"]
+      raise ValueError(
+        "which scores are relevant is not known, as this model was not evaluated: "
+        f"python -m xe_retrieval.evaluate --workdir={workdir} does that; or give a threshold"
+      )
+    return self.calibration.best.cut(len(self.collection), guarantee=guarantee, **given)
+
+  def embed(self, queries: list[str]) -> list[Query]:
+    vectors, features = self.model.embed_queries(queries)
+    if self.calibration is None:
+      return [Query(text, v, None, True, []) for text, v in zip(queries, vectors, strict=True)]
+    known = self.calibration.queries(vectors, features)
+    familiar = self.calibration.best.calibrator.log_familiar(known.familiarity) > UNFAMILIAR
+    out = []
+    for q, text in enumerate(queries):
+      near = [] if familiar[q] else self.calibration.bank.nearest(features[q : q + 1])[0]
+      out.append(Query(text, vectors[q], known[q : q + 1], bool(familiar[q]), near))
+    return out
+
+  def nearest(self, vectors, top):
+    """float32 [Q, D] -> int64 [Q, k], float32 [Q, k], with k ≤ top, best first."""
+    return self.collection.search(vectors, max(top, 1))
+
+  def found(self, query: Query, rows, scores, cut: Cut) -> Found:
+    """Scores of a query's nearest images, best first -> which of them are results."""
+    scores = np.asarray(scores)
+    probabilities = [None] * len(scores)
+    threshold = cut.score
+    if query.known is not None:
+      meaning = self.calibration.best
+      logits = meaning.calibrator.logit(scores[None], query.known)[0]
+      shown = meaning.probability(logits, len(self.collection))
+      probabilities = [round(float(p), 4) for p in shown]
+      if cut.logit is not None:
+        threshold = float(meaning.calibrator.score([cut.logit], query.known)[0, 0])
+    above = 0 if threshold is None else int(np.count_nonzero(scores >= threshold))
+    return Found(query, cut, threshold, rows, scores, probabilities, above)
+
+  def caption_probabilities(self, vectors, scores) -> list[float | None]:
+    """Captions float32 [n, D] with one image's score each -> that it is relevant to each."""
+    if self.calibration is None or not len(scores):
+      return [None] * len(scores)
+    level = (
+      self.calibration.bank.level(vectors) if self.calibration.bank else np.zeros((2, len(scores)))
+    )
+    known = Queries(*level, np.full(len(scores), np.inf))  # captions of the collection are familiar
+    meaning = self.calibration.best
+    logits = meaning.calibrator.logit(np.asarray(scores)[:, None], known)[:, 0]
+    return [round(float(p), 4) for p in meaning.probability(logits, len(self.collection))]
+
+  def search(self, queries: list[str], top: int, cut: Cut) -> list[Found]:
+    """The `top` nearest images of each query, above the cut or not."""
+    embedded = self.embed(queries)
+    rows, scores = self.nearest(np.stack([q.vector for q in embedded]), top)
+    return [self.found(query, *x, cut) for query, *x in zip(embedded, rows, scores, strict=True)]
+
+  def answers(self, queries, top=20, **asked):
+    """Strings, from a list or as they come -> what `search --json` prints, in batches.
+
+    `asked` are the arguments of `cut`.
+    """
+    cut = self.cut(**asked)
+    queries = iter(queries)
+    while batch := list(itertools.islice(queries, BATCH)):
+      for found in self.search(batch, top, cut):
+        yield self._answer(found, top)
+
+  def _answer(self, found, top):
+    results = [
+      {"image": self.collection.full_name(row), "score": round(float(score), 4), "probability": p}
+      for row, score, p in zip(found.rows, found.scores, found.probabilities, strict=True)
+    ]
+    return summary(found) | {"results": results[: min(found.above, top)]}
+
+
+def summary(found: Found) -> dict:
+  """What is said of a query beside its results."""
+  return {
+    "query": found.query.text,
+    "relevant": found.above > 0,
+    "familiar": found.query.familiar,
+    "suggestions": found.query.suggestions,
+    "threshold": None if found.threshold is None else round(found.threshold, 4),
+    "best_score": round(float(found.scores[0]), 4),
+    "best_probability": found.probabilities[0],
+    "expect": found.cut.expect,
+  }
+
+
+def open_index(path, workdir="", model=None) -> Searcher:
+  """The index at `path` with its model: that of `workdir`, or of the run that it was made with."""
+  collection = Collection(path)
+  fingerprint = collection.manifest["model"]
+  workdir = pathlib.Path(workdir or collection.manifest["workdir"])
+  if model is None or model.fingerprint() != fingerprint:
+    try:
+      model = models.load(workdir)
+    except ValueError as e:
+      raise ValueError(f"{e}; --workdir names where the model of this index is now") from e
+    if model.fingerprint() != fingerprint:
+      raise ValueError(
+        f"{path} was made with another model than {workdir} now holds; "
+        "python -m xe_retrieval.index --rebuild embeds it anew"
+      )
+  # The model's current calibration, or the one that was known when the index was made.
+  calibration = artifact.read(workdir, fingerprint)
+  calibration = calibration or artifact.read(collection.directory, fingerprint)
+  return Searcher(collection, model, calibration)

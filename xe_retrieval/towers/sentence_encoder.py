@@ -1,0 +1,41 @@
+"""A pretrained sentence encoder (BERT with mean pooling, e.g. MiniLM) by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xe_retrieval.data import tokenization
+from xe_retrieval.towers import hugging_face, pretrained, weight_files
+from xe_retrieval.towers.bert import Bert
+from xe_retrieval.towers.dual_encoder import TextEncoder
+
+BATCH = 128
+TOKENS = 64  # longer captions are cut
+
+
+def load(path: str):
+  """Directory or Hugging Face id -> a function from n strings to float32 [n, width], unit norm."""
+  directory = weight_files.locate(path)
+  fields = pretrained.bert_fields(directory)
+  model = TextEncoder(Bert(**fields), embedding_dim=1, pooling="mean")
+  tokens = jnp.zeros((1, 8), jnp.int32)
+  like = jax.eval_shape(lambda: model.init(jax.random.PRNGKey(0), tokens))
+  tower = {"params": like["params"]["tower"]}
+  tower = hugging_face.from_tensors(weight_files.read(directory), tower, path)
+  variables = {"params": {"tower": tower["params"]}}
+  tokenizer = tokenization.load(path, TOKENS)
+  features = jax.jit(lambda v, x: model.apply(v, x, method="features"))
+
+  def embed(captions):
+    ids = tokenizer(list(captions))
+    lengths = np.count_nonzero(ids, axis=1)
+    order = np.argsort(lengths, kind="stable")  # short captions together: little padding
+    out = np.zeros((len(ids), fields["width"]), np.float32)
+    for start in range(0, len(ids), BATCH):
+      rows = order[start : start + BATCH]
+      longest = min(-(-lengths[rows].max() // 8) * 8, TOKENS)
+      batch = np.pad(ids[rows, :longest], ((0, BATCH - len(rows)), (0, 0)))
+      out[rows] = np.asarray(features(variables, batch))[: len(rows)]
+    return out / np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-12)
+
+  return embed

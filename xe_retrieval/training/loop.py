@@ -1,0 +1,186 @@
+"""The training loop, read top to bottom like the paper's training section."""
+
+import json
+
+import jax
+from etils import epath
+
+from xe_retrieval import config as config_lib
+from xe_retrieval import losses
+from xe_retrieval.data import decoding, pipeline, tokenization
+from xe_retrieval.data import mesh as mesh_lib
+from xe_retrieval.towers import dual_encoder, pretrained
+from xe_retrieval.training import features, optimizers, processes, step, utilization
+from xe_retrieval.training.checkpoints import Checkpoints
+from xe_retrieval.training.logs import Log
+
+
+def train(
+  config, workdir, make_validation, devices=None, allow_config_change=False
+) -> step.TrainState:
+  """Trains until config.steps, from the latest checkpoint of `workdir` if there is one.
+
+  `make_validation(config, model, tokenizer, source, tables, devices)` returns a function from
+  variables to metrics of the validation split, with "pr_auc" among them. It is an argument because
+  evaluation imports training and not vice versa; main.py connects the two.
+  """
+  mesh = mesh_lib.make(devices)
+  workdir = epath.Path(workdir).expanduser()
+  config, source, validation, tokenizer = prepare(config, mesh)
+  changed = _write_config(workdir, config, tokenizer, allow_config_change)
+
+  built = step.build(config, mesh)
+  variables = pretrained.load(config, dual_encoder.init(config, built.model))
+  tables = {
+    s.split: features.tables(config, built.model, variables, tokenizer, s)
+    for s in (source, validation)
+  }
+  state = step.init(config, jax.device_get(variables), built.optimizer, mesh)
+  del variables
+
+  say = print if processes.is_primary() else lambda line: None
+  checkpoints = Checkpoints(workdir, config.keep_checkpoints, config.keep_every, say=say)
+  state = checkpoints.resume(like=state) or state
+  start = int(state.step)
+  log = Log(workdir, config, start, utilization.peak_seconds(built, mesh))
+  log.say(_introduction(config, state, source, mesh, start))
+  for line in changed:
+    log.say(f"changed: {line}")
+  evaluate = make_validation(
+    config, built.model, tokenizer, validation, tables["validation"], devices
+  )
+  shard = (jax.process_index(), jax.process_count())
+  batches = features.batches(source, tokenizer, config, tables["train"], start, *shard)
+  batches = pipeline.to_devices(batches, mesh_lib.rows(mesh))
+  profiled = [n for n in config_lib.profiled(config) if n > start]
+  previous = None
+
+  interruption = processes.Interruption(mesh)
+  with checkpoints, log, processes.frozen_garbage(), interruption as interrupted:
+    for n in range(start + 1, config.steps + 1):
+      if n in profiled[:1]:
+        jax.profiler.start_trace(str(workdir / "profile"))
+      with log.waiting():
+        batch = next(batches)
+      state, metrics = built.train_step(state, batch)
+      _require_finite(previous, source, config, workdir)  # this step runs meanwhile
+      previous = (n, metrics)
+      stop = interrupted()
+      last = n == config.steps or stop
+      validating = n % config.eval_every == 0 or n == config.steps
+      if n in profiled and (n == profiled[-1] or last):
+        jax.block_until_ready(state)
+        jax.profiler.stop_trace()
+      if n % config.log_every == 0 or last:
+        log.train(n, jax.device_get(metrics))
+      if validating or last or n % config.checkpoint_every == 0:
+        _require_finite(previous, source, config, workdir)
+        quality = None
+        if validating:
+          validated = evaluate(_validation_variables(state, mesh))
+          log.validation(n, validated)
+          quality = {"pr_auc": validated["pr_auc"]}
+        checkpoints.save(state, quality, config_lib.to_json(config))
+        log.exclude()
+      if stop and n < config.steps:
+        log.say(f"stopped after step {n}; the same command goes on from there")
+        break
+  return state
+
+
+def prepare(config, mesh):
+  """-> the config with every field filled in, train and validation source, tokenizer."""
+  config = pretrained.configure(config)
+  validate(config, mesh.size)
+  with processes.primary_first("data"):  # which may have to be prepared
+    source = pipeline.Source(config.data.name, config.data.dir, "train")
+    validation = pipeline.Source(config.data.name, config.data.dir, "validation")
+  if config.text.pretrained:
+    tokenizer = tokenization.load(config.text.pretrained, config.text.tokens)
+  else:
+    captions = [caption for captions in source.captions() for caption in captions]
+    tokenizer = tokenization.train(captions, config.text.vocab_size, config.text.tokens)
+    config.text.vocab_size = tokenizer.vocab_size
+  return config, source, validation, tokenizer
+
+
+def validate(config, devices: int = 1) -> None:
+  """ValueError that names the first field with an invalid value, and what is allowed."""
+  choices = {
+    "loss": losses.names(),
+    "loss_implementation": losses.IMPLEMENTATIONS,
+    "data.augment": decoding.AUGMENTS,
+    "text.optimizer": optimizers.OPTIMIZERS,
+    "image.optimizer": optimizers.OPTIMIZERS,
+  }
+  config_lib.validate(config, devices, choices)
+  dual_encoder.from_config(config)  # the towers check their own fields
+
+
+def _write_config(workdir, config, tokenizer, allow_change):
+  """Writes config and tokenizer -> changes against the workdir's config; refused unless allowed.
+
+  config.json is written last and atomically: a workdir without it was never trained in.
+  """
+  path, changed = workdir / "config.json", []
+  with processes.primary_first("config"):
+    if path.exists():
+      changed = config_lib.difference(config_lib.from_json(path.read_text()), config)
+    if changed and not allow_change:
+      raise ValueError(
+        f"{workdir} was trained with another config; choose a new workdir, undo, or go on with "
+        "--allow_config_change:\n  " + "\n  ".join(changed)
+      )
+    if processes.is_primary():
+      try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        unfinished = workdir / "config.json.tmp"
+        unfinished.write_text(config_lib.to_json(config))  # fails if the workdir is read-only
+        if changed or not path.exists():
+          tokenizer.save(workdir / "tokenizer")
+        unfinished.replace(path)
+      except OSError as error:
+        raise ValueError(f"the workdir {workdir} cannot be written: {error}") from error
+  return changed
+
+
+def _introduction(config, state, source, mesh, start):
+  count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
+  return (
+    f"{config.loss}: {count(state.params['text']):,} text and {count(state.params['image']):,} "
+    f"image parameters, {len(source):,} images of {config.data.name}, batch {config.batch_size} "
+    f"on {mesh.size} {mesh.devices.flat[0].platform} device(s)"
+    + (f" of {jax.process_count()} processes" if jax.process_count() > 1 else "")
+    + (f", resuming after step {start}" if start else "")
+  )
+
+
+def _validation_variables(state, mesh):
+  """The parameters (or their moving average) and BatchNorm statistics, copied to every device."""
+  variables = {"params": state.ema or state.params, "batch_stats": state.batch_stats}
+  return jax.device_put(variables, mesh_lib.replicated(mesh))
+
+
+def _require_finite(previous, source, config, workdir):
+  """Stops at a loss, gradient or update that is NaN or infinite, before it is saved.
+
+  `previous` is (step, its metrics), or None before the first step.
+  """
+  if previous is None or previous[1]["finite"]:
+    return
+  n, metrics = previous[0], {name: float(x) for name, x in jax.device_get(previous[1]).items()}
+  records = [int(i) for i in pipeline.choice(len(source), config)(n - 1)[0]]
+  every_id = source.columns("image_id")["image_id"]
+  ids = [int(every_id[i]) for i in records]
+  report = workdir / f"not_finite_{n}.json"
+  if processes.is_primary():
+    found = {"step": n, "metrics": metrics, "records": records, "image_ids": ids}
+    report.write_text(json.dumps(found, indent=2))
+  raise FloatingPointError(
+    f"step {n} is not finite: loss {metrics['loss']:.6g}, gradient norms text "
+    f"{metrics['gradient_norm/text']:.3g} and image {metrics['gradient_norm/image']:.3g}, "
+    f"learning rates text {metrics['learning_rate/text']:.3g} and image "
+    f"{metrics['learning_rate/image']:.3g}; image ids of its batch: "
+    f"{', '.join(map(str, ids[:8]))}{', …' if len(ids) > 8 else ''} (all in {report}). "
+    "The checkpoint before this step is kept."
+  )
