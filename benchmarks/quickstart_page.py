@@ -106,9 +106,12 @@ def check(query, shown, scenes):
 def tell(query, shown, scenes):
   if not shown:
     return ""
-  true = right(query, shown, scenes) if query not in NOTHING else np.zeros(len(shown), bool)
-  every = f"; {100 * true.mean():.0f} % of {len(shown)} results are right"
-  return f"{every}; shown {shown[0][1]} … {shown[-1][1]}"
+  words = f"; shown {shown[0][1]} … {shown[-1][1]}"
+  if query in NOTHING:
+    return words
+  everywhere = shapes.relevance([query], np.stack(list(scenes.values())))[0].sum()
+  true = right(query, shown, scenes).sum()
+  return f"; {true} of {len(shown)} shown are right, {everywhere} in the collection{words}"
 
 
 if __name__ == "__main__":

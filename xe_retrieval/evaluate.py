@@ -70,7 +70,9 @@ def evaluate(
   if not report:
     return result.metrics, None
   title, config = f"{name} · {split}", run.config.to_dict()
-  return result.metrics, page.write(out, title, config, run.encoder.step, result, pairs, sources)
+  return result.metrics, page.write(
+    out, title, config, run.encoder.step, result, pairs, sources, calibration
+  )
 
 
 def default_out(workdir, split, dataset=""):

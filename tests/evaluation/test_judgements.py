@@ -5,7 +5,7 @@ import pytest
 from sklearn import metrics
 
 from xe_retrieval.evaluation import judgements
-from xe_retrieval.evaluation.embedded import Pairs
+from xe_retrieval.evaluation.embedded import Images, Pairs
 
 
 def test_experts(tmp_path):
@@ -75,5 +75,5 @@ def test_names_that_do_not_meet(tmp_path):
 def _pairs():
   text = np.float32([[1, 0], [0, 1]])  # a.jpg#0, b.jpg#0
   image = np.float32([[1, 0], [0.8, 0.6], [0.6, 0.8]])  # a, b, c
-  names = dict(image_names=["a.jpg", "b.jpg", "c.jpg"], caption_ids=["a.jpg#0", "b.jpg#0"])
-  return Pairs(text, image, np.array([0, 1]), ["", ""], lambda m: b"", **names)
+  images = Images(image, names=["a.jpg", "b.jpg", "c.jpg"])
+  return Pairs(text, images, np.array([0, 1]), ["", ""], lambda m: b"", ["a.jpg#0", "b.jpg#0"])

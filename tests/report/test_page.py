@@ -140,7 +140,7 @@ def test_confidently_wrong_are_only_images_not_known_to_be_relevant(pairs):
   def matrix(rows, part):
     return np.stack([judged[int(q)] for q in rows])  # knows no others
 
-  people = relevances.Relevance("people", "share", matrix, asked, 1)
+  people = relevances.Relevance("people", matrix, asked, 1)
   shown = gallery.shown(pairs, best_f1=-1.0)  # all are confident
   parts = {s["title"]: s for s in gallery.sections(pairs, found, people, shown)}
   captions = {query["caption"] for query in parts["Confidently wrong"]["queries"]}
@@ -229,7 +229,7 @@ def _sources(pairs):
   """Truth, by which no distractor is relevant, and the pairing."""
   parts = [_relevant(pairs), np.zeros((80, 30), bool)]
   matrix = lambda rows, part: parts[part][rows]  # noqa: E731
-  truth = relevances.Relevance("truth", "share", matrix, np.arange(80), len(parts))
+  truth = relevances.Relevance("truth", matrix, np.arange(80), len(parts))
   return [truth, *relevances.sources(pairs, DISTRACTORS)]
 
 

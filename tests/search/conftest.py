@@ -59,18 +59,19 @@ def calibration(model):
   random = np.random.default_rng(0)
   logits = random.uniform(-2, 2.2, (100, 100))  # 100 captions × 100 images
   relevant = random.random(logits.shape) < 1 / (1 + np.exp(-logits))
-  passes = logits[:, :, None] >= counts.LEVELS
+  passes = logits[:, :, None] >= counts.LEVELS  # [100, 100, L]
+  right, wrong = passes & relevant[:, :, None], passes & ~relevant[:, :, None]
   counted = counts.collect(
-    (passes & relevant[:, :, None]).sum(axis=1),
-    (passes & ~relevant[:, :, None]).sum(axis=1),
+    relevant=right.sum(axis=1),
+    own=right[np.arange(100), np.arange(100)],
+    irrelevant=wrong.sum(axis=1),
     group=np.arange(100),
     images=100,
-    scales="share",
     positives=int(relevant.sum()),
   )
   about = {"model": known.model, "dataset": "made up", "split": "validation", "step": 0}
   about |= {"queries": 100, "images": 100, "distractors": []}
-  return artifact.Calibration(about, [artifact.Meaning("pairing", calibrator, counted)], known)
+  return artifact.Calibration(about, [artifact.Meaning("captions", calibrator, counted)], known)
 
 
 @pytest.fixture(scope="session")

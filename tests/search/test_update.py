@@ -38,7 +38,7 @@ def test_a_folder(update, photos, model, tmp_path):
   assert list(rows[:, 0]) == [3, 4] and scores[0, 0] == pytest.approx(1, abs=1e-5)
   assert found.picture(3) == (photos / found.names[3]).read_bytes()
   kept = artifact.read(found.directory, model.fingerprint())
-  assert kept.best.relevance == "pairing" and len(kept.bank.captions) == 40
+  assert kept.best.relevance == "captions" and len(kept.bank.captions) == 40
 
 
 def test_only_what_is_new_or_changed(update, photos, tmp_path):

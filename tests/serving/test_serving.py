@@ -29,8 +29,10 @@ def test_search_similar_and_thumbnails(client, photos):
   assert (status, about["images"], about["captions"]) == (200, 30, 0)
   known = about["calibration"]
   assert known["measured_on"] == "made up validation (100 captions × 100 images)"
-  assert known["relevant"] == "the caption was written for the image" and known["images"] == 100
-  assert (known["relevance"], known["default"], known["bank"]) == ("pairing", 0.5, True)
+  assert (
+    known["relevant"] == "the image has a caption that says the same" and known["images"] == 100
+  )
+  assert (known["relevance"], known["default"], known["bank"]) == ("captions", 0.5, True)
   assert [row["min_probability"] for row in known["expect"]] == [p / 100 for p in range(1, 100)]
 
   status, _, everything = client("/api/search?q=a+red+circle&threshold=-1&top=200")

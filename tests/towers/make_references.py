@@ -1,11 +1,11 @@
 """Layer by layer outputs of transformers' BertModel and ResNetModel, for test_parity.py.
 
-  python tests/towers/make_references.py                       # the stored tiny models
-  python tests/towers/make_references.py --out=DIR --full      # random models of real size
-  python tests/towers/make_references.py --out=DIR MODEL_DIR…  # models that exist
-  python tests/towers/make_references.py --fingerprint MODEL_DIR…  # … 18 numbers of each part
+  python tests/towers/make_references.py                   # the stored tiny models
+  python tests/towers/make_references.py --out=DIR --full  # random models of real size
+  python tests/towers/make_references.py MODEL_DIR…        # fingerprints of pretrained models
 
-Needs torch. Each model directory gets an outputs.npz: inputs, and one array per part of the tower.
+Needs torch. Each model gets an outputs.npz: inputs, and one array per part of the tower. Of a
+pretrained model, NAME.npz holds only 18 numbers per part.
 """
 
 import argparse
@@ -34,14 +34,10 @@ TINY = {
 }
 FULL = {
   "bert_base": BertConfig(),
-  "resnet50_v1": ResNetConfig(downsample_in_bottleneck=True),
   "resnet50": ResNetConfig(),
-  "resnet101": ResNetConfig(depths=[3, 4, 23, 3]),
-  "resnet152": ResNetConfig(depths=[3, 8, 36, 3]),
   "resnet18": ResNetConfig(
     layer_type="basic", hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2]
   ),
-  "resnet34": ResNetConfig(layer_type="basic", hidden_sizes=[64, 128, 256, 512]),
 }
 
 
@@ -52,26 +48,21 @@ def main():
     "--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "references"
   )
   parser.add_argument("--full", action="store_true")
-  parser.add_argument("--fingerprint", action="store_true")
   args = parser.parse_args()
   torch.set_grad_enabled(False)
+  for path in args.models:
+    kind = BertModel if (path / "vocab.txt").exists() else ResNetModel
+    inputs, outputs = run(kind.from_pretrained(path, dtype=torch.float32))
+    outputs = {part: fingerprint(value) for part, value in outputs.items()}
+    inputs.pop("pixels", None)  # large; test_parity.py draws the same pixels
+    np.savez(args.out / f"{path.name}.npz", **inputs, **outputs)
   if args.models:
-    for path in args.models:
-      kind = BertModel if (path / "vocab.txt").exists() else ResNetModel
-      inputs, outputs = run(kind.from_pretrained(path, dtype=torch.float32))
-      if args.fingerprint:
-        outputs = {part: fingerprint(value) for part, value in outputs.items()}
-        inputs.pop("pixels", None)  # large; test_parity.py draws the same pixels
-        np.savez(args.out / f"{path.name}.npz", **inputs, **outputs)
-      else:
-        (args.out / path.name).mkdir()
-        np.savez(args.out / path.name / "outputs.npz", **inputs, **outputs)
-  else:
-    for name, config in (FULL if args.full else TINY).items():
-      model = random_model(config)
-      model.save_pretrained(args.out / name)
-      inputs, outputs = run(model)
-      np.savez(args.out / name / "outputs.npz", **inputs, **outputs)
+    return
+  for name, config in (FULL if args.full else TINY).items():
+    model = random_model(config)
+    model.save_pretrained(args.out / name)
+    inputs, outputs = run(model)
+    np.savez(args.out / name / "outputs.npz", **inputs, **outputs)
 
 
 def random_model(config):
@@ -124,7 +115,7 @@ def run(model):
 
 
 def fingerprint(x):
-  """Sixteen values of an array and its mean and spread."""
+  """Sixteen values of an array, its mean and its standard deviation."""
   return np.array([*x.ravel()[:: x.size // 16][:16], x.mean(), x.std()], np.float32)
 
 

@@ -14,12 +14,10 @@ from xe_retrieval.towers import dual_encoder, pretrained
 HERE = pathlib.Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "weights"
 TINY = ["bert", "resnet_v1", "resnet_v15", "resnet_basic"]
-RESNETS = ["resnet50_v1", "resnet50", "resnet101", "resnet152", "resnet18", "resnet34"]
-FULL = ["bert_base", *RESNETS]
+FULL = ["bert_base", "resnet50", "resnet18"]
 REAL = ["minilm-l6", "resnet50-imagenet"]
 
 torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
-real = pytest.mark.skipif(not SHARED.exists(), reason="no weights beside the project")
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -43,16 +41,7 @@ def test_live_outputs_of_real_size(tiny, name, live):
   assert_equal(outputs, ours(tiny, live("--full") / name, outputs))
 
 
-@torch
-@real
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
-def test_live_outputs_of_real_weights(tiny, name, live):
-  outputs = np.load(live(*(SHARED / name for name in REAL)) / name / "outputs.npz")
-  assert_equal(outputs, ours(tiny, SHARED / name, outputs))
-
-
-@real
+@pytest.mark.skipif(not SHARED.exists(), reason="no weights beside the project")
 @pytest.mark.parametrize("name", REAL)
 def test_fingerprints_of_real_weights(tiny, name):
   stored = np.load(HERE / "references" / f"{name}.npz")
@@ -93,7 +82,7 @@ def ours(tiny, folder, inputs):
 
 
 def assert_equal(theirs, ours):
-  """Within 1e-4, of one or of the largest value where activations exceed one."""
+  """Within 1e-4, relative to the largest activation where that exceeds one."""
   assert set(ours) == set(theirs) - {"tokens", "token_types", "pixels"}
   for part, value in ours.items():
     atol = 1e-4 * max(1, np.abs(theirs[part]).max())
@@ -101,14 +90,14 @@ def assert_equal(theirs, ours):
 
 
 def fingerprint(x):
-  """Sixteen values of an array and its mean and spread."""
+  """Sixteen values of an array, its mean and its standard deviation, as in make_references.py."""
   x = np.asarray(x)
   return np.array([*x.ravel()[:: x.size // 16][:16], x.mean(), x.std()], np.float32)
 
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory):
-  """Run make_references.py with the torch that is installed; the folder it wrote to."""
+  """live(*flags) runs make_references.py with the installed torch and returns its folder."""
   folders = {}
 
   def run(*args):

@@ -42,7 +42,8 @@ class Meaning:
 
   def probability(self, logits, images: int):
     """Log-odds of the calibrator -> probabilities in a collection of that many images."""
-    return 0.5 * (1 + np.tanh((np.asarray(logits) + self.counts.shift(images)) / 2))
+    logits = np.asarray(logits)
+    return 0.5 * (1 + np.tanh((logits + self.counts.shift(logits, images)) / 2))
 
   def cut(
     self, images, min_probability=None, max_wrong=None, min_precision=None, guarantee=False
@@ -60,7 +61,7 @@ class Meaning:
     else:
       value = DEFAULT_PROBABILITY if min_probability is None else min_probability
       asked, odds = "probability", value / max(1 - value, 1e-9)
-      logit = float(np.log(max(odds, 1e-9))) - counts.shift(images)
+      logit = counts.level(float(np.log(max(odds, 1e-9))), images)
     expect = None if logit is None else counts.expect(logit, images)
     return Cut(asked, value, logit, None, expect)
 
@@ -133,4 +134,10 @@ def read(directory, fingerprint: str) -> Calibration | None:
     ) from e
   if content["model"] != fingerprint:
     return None
-  return Calibration(content, meanings, banks.read(directory, fingerprint))
+  bank = banks.read(directory, fingerprint)
+  if bank is None and any(len(meaning.calibrator.familiar) for meaning in meanings):
+    raise ValueError(
+      f"{path} needs the {banks.NAME} that was written with it; "
+      "python -m xe_retrieval.evaluate --workdir=… writes both anew"
+    )
+  return Calibration(content, meanings, bank)

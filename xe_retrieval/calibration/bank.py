@@ -21,6 +21,7 @@ from xe_retrieval.data import decoding
 NAME = "bank.npz"
 SIZE = 4096  # captions, and images
 NEAREST = 10
+AT_ONCE = 2048  # queries whose cosines to all captions are held in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Bank:
 
   def _near(self, features):
     """[Q, W] -> int [Q, k] rows, float [Q, k] cosines of the nearest captions, best first."""
+    if len(features) > AT_ONCE:
+      parts = [self._near(features[i : i + AT_ONCE]) for i in range(0, len(features), AT_ONCE)]
+      return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
     cosines = _unit(features - self.centre) @ self.features.T
     k = min(NEAREST, cosines.shape[1])
     rows = np.argpartition(-cosines, k - 1, axis=1)[:, :k]

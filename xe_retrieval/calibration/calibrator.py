@@ -19,6 +19,7 @@ from scipy import optimize
 CELL = 0.0025  # scores are counted in cells of this width
 CELLS = int(2 / CELL)
 DEPTH = 6  # up to 2⁶ groups
+GAP = 1e-5  # between the values of queries of two groups, at least
 FEWEST = 20  # queries of a group, in the mean
 KNOTS = (2, 15, 35, 50, 65, 80, 95)  # where a curve may bend: percentiles of its scores
 SLOPES = (0.5, 300.0)  # logits per unit of score: strictly rising, so that it can be inverted
@@ -104,11 +105,25 @@ def grow(queries: Queries, depth: int = DEPTH):
     values = (queries.spread, queries.level)[at % 2]
     halves = []
     for rows in groups:
-      cut = float(np.median(values[rows])) if len(rows) else 0.0
+      cut = _between(values[rows])
       cuts.append(cut)
       halves += [rows[values[rows] <= cut], rows[values[rows] > cut]]
     groups = halves
   return np.array(cuts)
+
+
+def _between(values):
+  """The middle of the gap nearest above the median: no query may lie on a cut.
+
+  A caption that is there often would be the median itself, and the last bits of its vector, which
+  depend on the batch, would decide about its group.
+  """
+  values = np.sort(values)
+  gaps = np.flatnonzero(np.diff(values) > GAP)
+  if not gaps.size:
+    return float(values[-1]) + 1 if len(values) else 0.0
+  at = gaps[min(np.searchsorted(gaps, (len(values) - 1) // 2), len(gaps) - 1)]
+  return float(values[at] + values[at + 1]) / 2
 
 
 def assign(cuts, queries: Queries):
@@ -121,25 +136,23 @@ def assign(cuts, queries: Queries):
   return group
 
 
-def fit(cuts, histograms, queries: Queries) -> Calibrator:
+def fit(cuts, histograms, queries: Queries) -> tuple[Calibrator, list[Calibrator]]:
   """Counts of pairs -> the calibrator with the best log-likelihood on held-out queries.
 
   `histograms` is int [2, groups, 2, CELLS]: halves of the queries, groups of `cuts`, relevant and
-  irrelevant pairs, cells of the score.
+  irrelevant pairs, cells of the score. Also gives, for each half, the calibrator of the *other*
+  half: what is counted with it is not what it was fitted on.
   """
   deepest = (len(cuts) + 1).bit_length() - 1
-  merged = {
-    d: histograms.reshape(2, 2**d, -1, 2, CELLS).sum(axis=2) for d in range(deepest, -1, -2)
-  }
-  likelihood = {
-    d: sum(_log_likelihood(_curves(h[half]), h[1 - half]) for half in (0, 1))
-    for d, h in merged.items()
-  }
+  depths = sorted({0, *range(deepest, -1, -2)})
+  merged = {d: histograms.reshape(2, 2**d, -1, 2, CELLS).sum(axis=2) for d in depths}
+  others = {d: [_curves(h[1]), _curves(h[0])] for d, h in merged.items()}
+  likelihood = {d: sum(map(_log_likelihood, others[d], merged[d])) for d in depths}
   depth = max(likelihood, key=likelihood.get)
-  curves = _curves(merged[depth].sum(axis=0))
   familiarity = queries.familiarity if np.ptp(queries.familiarity) else []
   rare = np.quantile(familiarity, np.linspace(0, RARE, 21)) if len(familiarity) else []
-  return Calibrator(cuts[: 2**depth - 1], curves, np.asarray(rare, float))
+  make = lambda curves: Calibrator(cuts[: 2**depth - 1], curves, np.asarray(rare, float))  # noqa: E731
+  return make(_curves(merged[depth].sum(axis=0))), [make(curves) for curves in others[depth]]
 
 
 def _curves(histograms):

@@ -1,12 +1,14 @@
 """How many relevant and irrelevant pairs lie above each log-odds, and what follows for any size.
 
-The counts are those of a gallery of M images. In a collection of N images from the same source
+The counts are those of a gallery of M images. In a collection of N images from the same source each
+caption still has its own image, once, and as large a share of the other images is relevant or not:
 
-    share   as large a share of the images is relevant:        relevant × N/M, irrelevant × N/M
-    count   as many images are relevant, however many there are: relevant × 1,  irrelevant × N/M
+    relevant = own + others · N/M        irrelevant · N/M
 
-(up to the relevant ones themselves, which are no candidates for irrelevant). So the odds of a pair
-stay as they are, or shrink by (M − r)/(N − r), where r images are relevant to a query.
+Under the pairing there are no others: as many images are relevant, however many there are. So the
+odds of a pair stay as they are, or shrink by up to M/N, the more often pairs of its log-odds are
+own ones. A smaller collection may lack the caption's own image: there all counts scale by N/M, and
+the odds stay.
 """
 
 import dataclasses
@@ -17,6 +19,7 @@ from xe_retrieval.calibration import bounds
 
 LEVELS = np.round(np.arange(-12, 12.001, 0.05), 2)  # log-odds at which pairs are counted
 SUPPORT = 30  # pairs: what returns fewer says too little about precision
+WINDOW = 10  # levels to either side among which own pairs are told from others: ± 0.5
 CONFIDENCE = 0.9
 
 
@@ -27,36 +30,56 @@ class Counts:
   A group is an image with all of its captions: captions of one image are not independent.
   """
 
-  scales: str  # "share" or "count"
   images: int  # M
   queries: int
   positives: int  # relevant pairs in all
   relevant: np.ndarray  # int64 [L], falling
+  own: np.ndarray  # int64 [L], falling: those of a caption and its own image
   irrelevant: np.ndarray  # int64 [L], falling
   squares: np.ndarray  # float64 [3, L]: Σ r², Σ r·t, Σ t² over groups, t = relevant + irrelevant
   answered: np.ndarray  # int64 [L]: queries with at least one pair
 
-  @property
-  def per_query(self) -> float:
-    """Relevant images of a query in the gallery."""
-    return self.positives / self.queries
+  def shift(self, logits, images: int):
+    """Log-odds in the gallery [...] -> what to add to them in a collection of that many images."""
+    return np.interp(logits, LEVELS, self._shifts(images))
 
-  def shift(self, images: int) -> float:
-    """To be added to log-odds in a collection of that many images."""
-    return float(np.log(self._scale_relevant(images) / self._scale_irrelevant(images)))
+  def level(self, logit: float, images: int) -> float:
+    """The inverse: which log-odds in the gallery become this one in a collection of that size."""
+    return float(np.interp(logit, LEVELS + self._shifts(images), LEVELS, -np.inf, np.inf))
+
+  def _shifts(self, images):
+    """float64 [L], such that LEVELS + shifts rise."""
+    at = np.arange(len(LEVELS))
+    low, high = (np.clip(at + d, 0, at[-1]) for d in (-WINDOW, WINDOW))
+    own, relevant = (x[low] - x[high] for x in (self.own, self.relevant))
+    # Too few relevant pairs around a level: those from there on, or else all.
+    for more in (self.own, self.relevant), (self.own[0], self.relevant[0]):
+      few = relevant < SUPPORT
+      own, relevant = np.where(few, more[0], own), np.where(few, more[1], relevant)
+    share = own / np.maximum(relevant, 1)
+    scale = share * self._scale_own(images) + (1 - share) * images / self.images
+    factor = scale / self._scale_irrelevant(images)
+    return np.maximum.accumulate(LEVELS + np.log(factor) + 1e-9 * at) - LEVELS
 
   def precision(self, images: int):
     """Of everything from each level on, in a collection of that many images; NaN: nothing."""
-    true = self.relevant * self._scale_relevant(images)
+    true = self._relevant(images)
     all_ = true + self.irrelevant * self._scale_irrelevant(images)
     return np.divide(true, all_, out=np.full(len(true), np.nan), where=all_ > 0)
 
-  def lower_bound(self, images: int, confidence: float = CONFIDENCE):
+  def lower_bound(self, images: int, confidence: float = CONFIDENCE, again: bool = False):
     """One-sided lower confidence bound of `precision`; 0 where nothing can be said."""
     returned = self.relevant + self.irrelevant
-    low = bounds.precision(self.relevant, returned, self.squares, confidence)
-    odds = low / np.maximum(1 - low, 1e-12) * np.exp(self.shift(images))
-    return odds / (1 + odds)
+    low = bounds.precision(self.relevant, returned, self.squares, confidence, again)
+    factor = self._relevant(images) / np.maximum(self.relevant, 1) / self._scale_irrelevant(images)
+    return _times_odds(low, factor)
+
+  def _reachable(self, images, confidence, again):
+    """The bound if all pairs were relevant ones: which targets a level can promise at all."""
+    returned = self.relevant + self.irrelevant
+    squares = np.broadcast_to(self.squares[2], self.squares.shape)
+    low = bounds.precision(returned, returned, squares, confidence, again)
+    return _times_odds(low, self._scale_own(images) / self._scale_irrelevant(images))
 
   def wrong(self, images: int):
     """Irrelevant images that a query gets from each level on."""
@@ -64,16 +87,20 @@ class Counts:
 
   def returned(self, images: int):
     """Images that a query gets from each level on."""
-    return self.wrong(images) + self.relevant * self._scale_relevant(images) / self.queries
+    return self.wrong(images) + self._relevant(images) / self.queries
 
   def at_precision(self, target: float, images: int, guarantee: bool = False) -> float | None:
     """The lowest level down to which every level keeps the target; None if none does.
 
-    Going down from the level with SUPPORT pairs and stopping at the first failure keeps the
-    confidence of a single test although many levels are tried (fixed-sequence testing).
+    Going down from the first level with enough pairs to reach the target at all, and stopping at
+    the first failure, keeps the confidence of a single test although many levels are tried
+    (fixed-sequence testing). Without `guarantee`, the precision is as often above the target as
+    below; with it, in CONFIDENCE of all cases above, also among as many results again.
     """
-    kept = self.lower_bound(images) if guarantee else self.precision(images)
-    enough = np.flatnonzero(self.relevant + self.irrelevant >= SUPPORT)
+    promise = (CONFIDENCE, True) if guarantee else (0.5, False)
+    kept = self.lower_bound(images, *promise)
+    enough = self.relevant + self.irrelevant >= SUPPORT
+    enough = np.flatnonzero(enough & (self._reachable(images, *promise) >= target))
     if not enough.size:
       return None
     last = None
@@ -83,10 +110,10 @@ class Counts:
       last = level
     return None if last is None else float(LEVELS[last])
 
-  def at_wrong(self, most: float, images: int) -> float:
+  def at_wrong(self, most: float, images: int) -> float | None:
     """The lowest level at which a query gets at most so many irrelevant images in the mean."""
     fine = np.flatnonzero(self.wrong(images) <= most)
-    return float(LEVELS[fine[0]]) if fine.size else float(LEVELS[-1])
+    return float(LEVELS[fine[0]]) if fine.size else None
 
   def expect(self, level: float, images: int) -> dict:
     """What returning everything from a level on gives in a collection of that many images."""
@@ -101,16 +128,21 @@ class Counts:
       "wrong_per_query": float(self.wrong(images)[i]),
     }
 
-  def _scale_relevant(self, images):
-    return images / self.images if self.scales == "share" else 1.0
+  def _relevant(self, images):
+    """Relevant pairs from each level on in a collection of that many images."""
+    own = self.own * self._scale_own(images)
+    return own + (self.relevant - self.own) * (images / self.images)
+
+  def _scale_own(self, images):
+    return min(1.0, images / self.images)
 
   def _scale_irrelevant(self, images):
-    if self.scales == "share":
-      return images / self.images
-    return max(images - self.per_query, 1) / max(self.images - self.per_query, 1)
+    own, relevant = self.own[0] / self.queries, self.positives / self.queries
+    there = own * self._scale_own(images) + (relevant - own) * images / self.images
+    return max(images - there, 1e-9) / max(self.images - relevant, 1e-9)
 
   def to_dict(self):
-    arrays = ("relevant", "irrelevant", "squares", "answered")
+    arrays = ("relevant", "own", "irrelevant", "squares", "answered")
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     return fields | {n: fields[n].tolist() for n in arrays} | {"levels": LEVELS.tolist()}
 
@@ -119,25 +151,37 @@ class Counts:
     fields = dict(fields)
     if not np.array_equal(fields.pop("levels"), LEVELS):
       raise ValueError("its counts are at other levels")
-    for name in ("relevant", "irrelevant", "answered"):
+    for name in ("relevant", "own", "irrelevant", "answered"):
       fields[name] = np.asarray(fields[name], np.int64)
       if fields[name].shape != LEVELS.shape:
         raise ValueError(f"{name} has {fields[name].shape} counts, not {LEVELS.shape}")
-    return cls(**fields | {"squares": np.asarray(fields["squares"], np.float64)})
+    fields["squares"] = np.asarray(fields["squares"], np.float64)
+    if fields["squares"].shape != (3, len(LEVELS)):
+      raise ValueError("its squares have another shape")
+    if any(not isinstance(fields[n], int) for n in ("images", "queries", "positives")):
+      raise ValueError("images, queries and positives should be whole numbers")
+    if min(fields["images"], fields["queries"]) < 1:
+      raise ValueError("it was made of no images or queries")
+    return cls(**fields)
 
 
-def collect(relevant, irrelevant, group, images, scales, positives) -> Counts:
+def _times_odds(p, factor):
+  odds = p / np.maximum(1 - p, 1e-12) * factor
+  return odds / (1 + odds)
+
+
+def collect(relevant, own, irrelevant, group, images, positives) -> Counts:
   """int [Q, L] pairs of each query from each level on, its group [Q] -> Counts."""
   _, group = np.unique(group, return_inverse=True)
   r, t = np.zeros((2, group.max() + 1, len(LEVELS)))
   np.add.at(r, group, relevant)
   np.add.at(t, group, relevant + irrelevant)
   return Counts(
-    scales=scales,
     images=images,
     queries=len(relevant),
     positives=positives,
     relevant=relevant.sum(axis=0, dtype=np.int64),
+    own=own.sum(axis=0, dtype=np.int64),
     irrelevant=irrelevant.sum(axis=0, dtype=np.int64),
     squares=np.stack([(r * r).sum(0), (r * t).sum(0), (t * t).sum(0)]),
     answered=((relevant + irrelevant) > 0).sum(axis=0, dtype=np.int64),

@@ -32,25 +32,33 @@ def fit(pairs, gallery, relevance, queries: Queries) -> tuple[Calibrator, counti
       into[0] += np.bincount(cell[yes], minlength=CELLS)
       into[1] += np.bincount(cell[~yes], minlength=CELLS)
       done += 1
-  calibrator = calibrators.fit(cuts, histograms, asked)
-  return calibrator, count(pairs, gallery, relevance, queries, calibrator)
+  calibrator, others = calibrators.fit(cuts, histograms, asked)
+  return calibrator, count(pairs, gallery, relevance, queries, *others)
 
 
-def count(pairs, gallery, relevance, queries: Queries, calibrator) -> counting.Counts:
-  """Every pair of the gallery, exactly, by its log-odds."""
+def count(pairs, gallery, relevance, queries: Queries, *calibrator) -> counting.Counts:
+  """Every pair of the gallery, exactly, by its log-odds.
+
+  With two calibrators, the first is for queries of images with even numbers, the second for odd.
+  """
   shape = len(relevance.queries), len(counting.LEVELS)
-  relevant, irrelevant = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+  relevant, own, irrelevant = (np.zeros(shape, np.int32) for _ in range(3))
   positives, done = 0, 0
   for rows, scores, right in relevances.scored(pairs, gallery, relevance, "counting pairs"):
-    levels = calibrator.score(counting.LEVELS, queries[rows])  # [q, L]
-    for score, yes, level in zip(scores, right, levels, strict=True):
+    mine = pairs.image_of_text[rows]
+    levels = np.empty((len(rows), len(counting.LEVELS)))
+    for i, one in enumerate(calibrator):
+      which = np.flatnonzero(mine % len(calibrator) == i)
+      levels[which] = one.score(counting.LEVELS, queries[rows[which]])
+    for score, yes, level, m in zip(scores, right, levels, mine, strict=True):
       relevant[done] = _at_least(score[yes], level)
+      own[done] = yes[m] & (score[m] >= level)
       irrelevant[done] = _at_least(score[~yes], level)
       done += 1
     positives += int(right.sum())
   images = sum(len(part.vectors) for part in gallery)
   group = pairs.image_of_text[relevance.queries]
-  return counting.collect(relevant, irrelevant, group, images, relevance.scales, positives)
+  return counting.collect(relevant, own, irrelevant, group, images, positives)
 
 
 def _at_least(scores, levels):

@@ -33,7 +33,7 @@ def judge(calibration, pairs, gallery, sources) -> list[dict]:
 
 def _kept(counts, here, logit, images):
   if logit is None:
-    return {"threshold": None, "kept": None, "lower_bound": None, "returned": 0.0}
+    return {"threshold": None, "kept": None, "lower_bound": None, "returned": 0.0, "pairs": 0}
   i = int(np.searchsorted(LEVELS, logit - 1e-9))
   pairs = int(here.relevant[i] + here.irrelevant[i])
   return {

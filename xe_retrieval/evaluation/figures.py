@@ -92,6 +92,7 @@ def evaluate(pairs, distractors=(), sources=None):
     **_recall("text_to_image_", forward),
     **_recall("image_to_text_", backward),
     "query_ranks": forward,
+    "query_image": image_of_text,
     "query_best": seen.top[:, 0],
   }
   for source in sources[:-1]:  # the last one is the pairing, whose figures are those above

@@ -4,9 +4,6 @@ truth      the caption is true of the image: known for drawn scenes
 people     people say so: judgements, of some of the queries
 captions   an image's own captions say the same as the query, as a sentence encoder has it
 pairing    the caption was written for the image: the paper's, known for every data set
-
-In a larger collection of the same kind, as large a *share* of the images is relevant; under the
-pairing one image is, the *count* stays.
 """
 
 import csv
@@ -41,7 +38,6 @@ class Relevance:
   """
 
   name: str  # a key of MEANING
-  scales: str  # "share" or "count"
   matrix: Callable[[np.ndarray, int], np.ndarray]
   queries: np.ndarray  # int [Q'], the queries it knows about
   parts: int  # of the gallery that it knows about, from the first on
@@ -80,26 +76,39 @@ def read_judgements(path: str) -> dict[str, set[str]]:
   file = pathlib.Path(path)
   if not file.is_file():
     raise ValueError(f"--relevance={path}: there is no such file")
-  with file.open(encoding="utf-8", newline="") as lines:
-    if file.suffix == ".jsonl":
-      rows = [json.loads(line) for line in lines if line.strip()]
-    else:
-      rows = list(csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ","))
   right = {}
-  for number, row in enumerate(rows, 2 - (file.suffix == ".jsonl")):
+  for number, row in _rows(file):
     try:
-      grade = row.get("grade")
+      grade, caption, image = row.get("grade"), row["caption_id"], row["image"]
+      if caption is None or image is None:
+        raise KeyError
       agreed = grade in (None, "") or float(grade) >= PEOPLE_AGREE
-      images = right.setdefault(str(row["caption_id"]), set())
-      if agreed:
-        images.add(str(row["image"]))
-    except (KeyError, ValueError, TypeError):
+    except (AttributeError, KeyError, ValueError, TypeError):
       raise ValueError(
-        f"{path}:{number}: expected columns caption_id, image and optionally grade (a number)"
+        f"{path}:{number}: expected caption_id, image and optionally grade (a number)"
       ) from None
+    images = right.setdefault(str(caption), set())
+    if agreed:
+      images.add(str(image))
   if not right:
     raise ValueError(f"{path} holds no judgements")
   return right
+
+
+def _rows(file):
+  """(line, {column: value}) of a CSV, TSV or JSONL file; a line that is no JSON as None."""
+  with file.open(encoding="utf-8", newline="") as lines:
+    if file.suffix == ".jsonl":
+      for number, line in enumerate(lines, 1):
+        if line.strip():
+          try:
+            yield number, json.loads(line)
+          except ValueError:
+            yield number, None
+    else:
+      reader = csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+      for row in reader:
+        yield reader.line_num, row
 
 
 def _read_eccv():
@@ -119,7 +128,7 @@ def _pairing(pairs, gallery):
       out[np.arange(len(rows)), pairs.image_of_text[rows]] = True
     return out
 
-  return Relevance("pairing", "count", matrix, np.arange(len(pairs.text)), len(gallery))
+  return Relevance("pairing", matrix, np.arange(len(pairs.text)), len(gallery))
 
 
 def _truth(pairs, gallery):
@@ -130,7 +139,7 @@ def _truth(pairs, gallery):
   def matrix(rows, part):
     return shapes.relevance([pairs.captions[q] for q in rows], gallery[part].scenes)
 
-  return Relevance("truth", "share", matrix, np.arange(len(pairs.text)), known)
+  return Relevance("truth", matrix, np.arange(len(pairs.text)), known)
 
 
 def _people(pairs, judgements):
@@ -157,11 +166,11 @@ def _people(pairs, judgements):
       out[i, right[q]] = True
     return out
 
-  return Relevance("people", "share", matrix, queries, 1)
+  return Relevance("people", matrix, queries, 1)
 
 
 def _captions(pairs, gallery, encode):
-  known = _leading(part.captions is not None for part in gallery)
+  known = _leading(part.captions is not None and all(part.captions) for part in gallery)
   if encode is None or not known:
     return None
   texts = [[c for captions in part.captions for c in captions] for part in gallery[:known]]
@@ -179,7 +188,7 @@ def _captions(pairs, gallery, encode):
       out[np.arange(len(rows)), pairs.image_of_text[rows]] = True
     return out
 
-  return Relevance("captions", "share", matrix, np.arange(len(pairs.text)), known)
+  return Relevance("captions", matrix, np.arange(len(pairs.text)), known)
 
 
 def _leading(flags):

@@ -46,8 +46,8 @@ def between_queries(pairs, relevance: relevances.Relevance):
 
   OPIS (Zhang et al., 2024): the variance over queries of the utility 2·sensitivity·specificity /
   (sensitivity + specificity), averaged over the thresholds at which a given share of all
-  non-matches pass. `ap_global` / `ap_per_query` is 1 if scores of different queries can be
-  compared as well as those of one query, whatever the scale of the scores.
+  non-matches pass. `ap_global` / `ap_per_query` says how much of a query's own order survives when
+  all queries share one order, whatever the scale of the scores; it falls with the gallery's size.
   """
   per_query, wrong = [], []
   for _, scores, right in relevances.scored(pairs, [pairs.images], relevance, "average precision"):

@@ -27,8 +27,8 @@ def first_bracket(x, ids, matrix, keep, k, negatives):  # [n, D], tuple of [n], 
   low = _quantile(sample, keep * size + error, bottom, top, axis)[0]
   high = _quantile(sample, keep * size - error, bottom, top, axis)[1]
 
-  # One exact count at the middle says how many ranks are missing to k. A step of that many ranks,
-  # at the spacing of scores in the bracket, leads to the k-th largest but for three errors:
+  # One exact count at the middle gives the number of ranks missing to k. A step of that many ranks,
+  # at the spacing of scores in the bracket, leads to the k-th largest, up to three errors:
   # - The spacing is estimated from the 2·error scores of the sample in the bracket, hence wrong by
   #   1/√(2·error): 2.2% at N = 4,096, keep = 0.5, less in larger batches. 0.07 is three times that.
   # - The number of scores in the step varies by √missing; three times that.
