@@ -64,6 +64,7 @@ setup(
       "scikit-learn>=1.5",
     ],
     "bench": ["faiss-cpu>=1.9", "scikit-learn>=1.5", "torch>=2.8"],
+    "people": ["eccv_caption>=0.1"],  # human-verified relevance for COCO: evaluate --relevance=eccv
     "cuda": ["jax[cuda13]>=0.10,<0.11"],
     "tpu": ["jax[tpu]>=0.10,<0.11"],
     "plan": ["jax[tpu]>=0.10,<0.11"],  # the compiler for TPUs, which needs no TPU

@@ -90,7 +90,7 @@ def test_type_look_slide_and_find_nothing(page, index, model, tmp_path):
     cards.first.press("Enter")
     expect(page.locator("#detail")).to_be_visible()
     expect(page.locator("#like .card")).to_have_count(12)
-    page.wait_for_function("document.getElementById('large').naturalWidth > 0")
+    page.wait_for_function("() => document.getElementById('large').naturalWidth > 0")
     page.keyboard.press("Escape")
     expect(page.locator("#detail")).to_be_hidden()
 
