@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.search.conftest import CAPTIONS, UNFAMILIAR
 from xe_retrieval.calibration import artifact, bank
+from xe_retrieval.search import __main__ as command
 from xe_retrieval.search import searcher as searchers
 
 
@@ -127,25 +128,28 @@ def test_queries_from_standard_input_as_json(index):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "sentence"),
+  ("query", "asked", "sentence"),
   [
     (
-      ["a red circle", "--min_probability=0.99"],
+      "a red circle",
+      {"min_probability": 0.99},
       r"best probability \d+\.\d %, best score -0\.\d\d, needed",
     ),
-    (["a red circle", "--threshold=1"], r"best probability .*, needed 1\.00\)"),
-    (["a red circle", "--min_precision=0.99"], "no threshold reaches what is asked for"),
-    (
-      ["a red circle", "--min_precision=0.95", "--guarantee"],
-      "no threshold reaches what is asked for",
-    ),
-    ([UNFAMILIAR], "unlike anything this model was trained on; nearest: 'three shapes'; '"),
+    ("a red circle", {"threshold": 1}, r"best probability .*, needed 1\.00\)"),
+    ("a red circle", {"min_precision": 0.99}, "no threshold reaches what is asked for"),
+    (UNFAMILIAR, {}, "unlike anything this model was trained on; nearest: 'three shapes'; '"),
   ],
 )
-def test_nothing_relevant_is_exit_code_1(index, arguments, sentence):
-  done = run(f"--index={index}", *arguments)
+def test_nothing_relevant_in_words(searcher, query, asked, sentence):
+  found = next(searcher.answers([query], **asked))
+  assert not found["relevant"] and not found["results"]
+  assert re.match(rf"nothing relevant \({sentence}", command._text(found, several=False))
+
+
+def test_nothing_relevant_is_exit_code_1(index):
+  done = run(f"--index={index}", "a red circle", "--min_precision=0.95", "--guarantee")
   assert (done.returncode, done.stderr) == (1, "")
-  assert re.match(rf"nothing relevant \({sentence}", done.stdout)
+  assert done.stdout == "nothing relevant (no threshold reaches what is asked for)\n"
 
 
 def test_probability_score_and_name_are_printed(index):

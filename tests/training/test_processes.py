@@ -65,7 +65,8 @@ def test_two_processes_with_two_devices_train_like_one_with_four(config, tmp_pat
   trained = config_lib.from_json((tmp_path / "two" / "config.json").read_text())
   like = step.build(trained, mesh.make(jax.devices()[:4])).state
   two = Checkpoints(tmp_path / "two", read_only=True).restore(config.steps, like)
-  chex.assert_trees_all_close(jax.device_get(two), jax.device_get(one), atol=1e-6)
+  # Two processes add their gradients in another order than four devices of one.
+  chex.assert_trees_all_close(jax.device_get(two), jax.device_get(one), rtol=1e-5, atol=1e-5)
 
 
 SIGNALLED = """
