@@ -1,7 +1,17 @@
-"""A config of two tiny towers."""
+"""A config of two tiny towers, and tiny checkpoints that a test may change."""
 
+import pathlib
+import shutil
+
+import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save_file
+
+from xe_retrieval.towers import dual_encoder, pretrained
+
+REFERENCES = pathlib.Path(__file__).parent / "references"
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +57,42 @@ def tiny():
     return config.lock()
 
   return make
+
+
+@pytest.fixture
+def load(tiny):
+  """load(encoder, path) -> (config, variables of the tower), as training does it."""
+
+  def run(encoder, path):
+    config = pretrained.configure(tiny({f"{encoder}.pretrained": str(path)}))
+    variables = pretrained.load(config, shapes(config))
+    return config, {c: tree[encoder]["tower"] for c, tree in variables.items() if encoder in tree}
+
+  return run
+
+
+def shapes(config):
+  model = dual_encoder.from_config(config)
+  return jax.eval_shape(
+    model.init, jax.random.key(0), np.zeros((1, 6), np.int32), np.zeros((1, 16, 16, 3), np.uint8)
+  )
+
+
+@pytest.fixture
+def bert(tmp_path):
+  """A copy of the tiny BERT that a test may change."""
+  return pathlib.Path(shutil.copytree(REFERENCES / "bert", tmp_path / "bert"))
+
+
+@pytest.fixture
+def resnet(tmp_path):
+  return pathlib.Path(shutil.copytree(REFERENCES / "resnet_v15", tmp_path / "resnet"))
+
+
+def rewrite(folder, change):
+  """Replace the weights of a folder by `change` of them."""
+  path = folder / "model.safetensors"
+  tensors = change(load_file(path))
+  path.unlink()
+  save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
+  return folder

@@ -1,4 +1,4 @@
-"""Every checkpoint format gives the same variables; every broken file a clear error."""
+"""Every checkpoint format gives the same variables."""
 
 import importlib.util
 import json
@@ -8,54 +8,14 @@ import shutil
 import sys
 
 import chex
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from xe_retrieval.towers import dual_encoder, hugging_face, pretrained, weight_files
+from tests.towers.conftest import REFERENCES, rewrite, shapes
+from xe_retrieval.towers import hugging_face, pretrained, weight_files
 
-REFERENCES = pathlib.Path(__file__).parent / "references"
 with_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch installed")
-
-
-@pytest.fixture
-def load(tiny):
-  """load(encoder, path) -> (config, variables of the tower), as training does it."""
-
-  def run(encoder, path):
-    config = pretrained.configure(tiny({f"{encoder}.pretrained": str(path)}))
-    variables = pretrained.load(config, shapes(config))
-    return config, {c: tree[encoder]["tower"] for c, tree in variables.items() if encoder in tree}
-
-  return run
-
-
-def shapes(config):
-  model = dual_encoder.from_config(config)
-  return jax.eval_shape(
-    model.init, jax.random.key(0), np.zeros((1, 6), np.int32), np.zeros((1, 16, 16, 3), np.uint8)
-  )
-
-
-@pytest.fixture
-def bert(tmp_path):
-  """A copy of the tiny BERT that a test may change."""
-  return pathlib.Path(shutil.copytree(REFERENCES / "bert", tmp_path / "bert"))
-
-
-@pytest.fixture
-def resnet(tmp_path):
-  return pathlib.Path(shutil.copytree(REFERENCES / "resnet_v15", tmp_path / "resnet"))
-
-
-def rewrite(folder, change):
-  """Replace the weights of a folder by `change` of them."""
-  path = folder / "model.safetensors"
-  tensors = change(load_file(path))
-  path.unlink()
-  save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
-  return folder
 
 
 def test_architecture_comes_from_the_checkpoint(tiny, resnet):
@@ -279,63 +239,3 @@ def test_hugging_face_id_from_the_cache(load, tmp_path, monkeypatch):
     ValueError, match="'someone/other' is neither a path .* nor a Hugging Face id"
   ):
     load("text", "someone/other")
-
-
-def without(name):
-  return lambda tensors: {n: v for n, v in tensors.items() if n != name}
-
-
-def replaced(name, value):
-  return lambda tensors: {**tensors, name: value(tensors.get(name))}
-
-
-@pytest.mark.parametrize(
-  "change, message",
-  [
-    (without("encoder.layer.2.output.dense.bias"), "lacks encoder.layer.2.output.dense.bias"),
-    (
-      replaced("encoder.layer.3.output.dense.bias", lambda _: np.zeros(24, np.float32)),
-      "has no use for encoder.layer.3.output.dense.bias",
-    ),
-    (
-      replaced("encoder.layer.0.intermediate.dense.weight", lambda x: x[:, :-1]),
-      r"encoder.layer.0.intermediate.dense.weight has shape \(36, 23\), expected \(36, 24\)",
-    ),
-    (
-      replaced("embeddings.LayerNorm.bias", lambda x: x * np.nan),
-      "embeddings.LayerNorm.bias holds NaN or infinity",
-    ),
-  ],
-)
-def test_weights_that_do_not_fit(load, bert, change, message):
-  with pytest.raises(ValueError, match=message):
-    load("text", rewrite(bert, change))
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_truncated_file(load, bert, keep):
-  path = bert / "model.safetensors"
-  path.write_bytes(path.read_bytes()[:keep])
-  with pytest.raises(ValueError, match=r"model.safetensors is corrupt or half downloaded"):
-    load("text", bert)
-
-
-@pytest.mark.parametrize(
-  "file, text, message",
-  [
-    ("config.json", "{", "config.json is not readable as JSON"),
-    (
-      "config.json",
-      '{"model_type": "distilbert"}',
-      "model_type is 'distilbert'; .* only be 'bert'",
-    ),
-    ("config.json", '{"hidden_act": "relu"}', "hidden_act is 'relu'; .* only be 'gelu'"),
-    ("config.json", '{"max_position_embeddings": 4}', "config.text.tokens=6, but .* 4 positions"),
-    ("config.json", None, "holds no config.json: it is not a pretrained bert"),
-    ("model.safetensors", None, "holds no weights: expected one of model.safetensors.index.json"),
-  ],
-)
-def test_directories_that_are_not_a_checkpoint(load, bert, file, text, message):
-  (bert / file).write_text(text) if text else (bert / file).unlink()
-  with pytest.raises(ValueError, match=message):
-    load("text", bert)
