@@ -104,6 +104,7 @@ def wait_for_data(name, directory):
   config.data.name, config.data.dir = name, directory
   config.text.pretrained = config.image.pretrained = ""
   config.text.layers, config.text.width, config.text.heads, config.text.mlp = 2, 128, 2, 512
+  config.text.warmup_steps = 0
   workdir = pathlib.Path(directory) / "run"
   with contextlib.redirect_stdout(io.StringIO()):
     training.train(config, workdir)

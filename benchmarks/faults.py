@@ -189,6 +189,7 @@ def _config(root, every, keep):
   config.steps, config.batch_size = STEPS, 16
   config.data.name, config.data.dir = "shapes/64", str(root / "data")
   config.text.layers, config.text.width, config.text.heads, config.text.mlp = 1, 16, 2, 16
+  config.text.warmup_steps = config.image.warmup_steps = 1
   config.text.dropout = 0.1  # so that the random state matters
   config.image.size, config.image.stem_width = 16, 8
   config.image.depths, config.image.widths = (1,), (16,)

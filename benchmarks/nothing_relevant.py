@@ -1,16 +1,18 @@
 """How often queries that no image answers are told that nothing is relevant, and what that costs.
 
-  python -m benchmarks.nothing_relevant [WORKDIR …] [--data_dir=datasets]
+  python -m benchmarks.nothing_relevant [WORKDIR …] [--other=captions/coco:test]
 
 Each evaluated model searches the images of its data set's test split for
   random    500 queries of one to four made-up or randomly chosen English words
   foreign   40 sentences in ten other languages
   far-off   64 queries about what photos of daily life or drawn scenes do not show
+  other     500 captions of another data set, where --other names one; some may fit
   absent    500 test captions while their own image is not in the collection; others may still be
             relevant, so this one is for information
 and is asked at the default cut (probability 0.5), and at the log-odds that return a stated share of
 the test captions' own images, with and without the familiarity of the query. `cost` is the share of
-test captions that lose all of their results to the familiarity.
+test captions that lose all of their results to the familiarity, `rare` the same among those with a
+word that no training caption has.
 """
 
 import argparse
@@ -18,12 +20,9 @@ import random
 
 import numpy as np
 
-from xe_retrieval import model as models
-from xe_retrieval.calibration import artifact
+from xe_retrieval.calibration import run as runs
 from xe_retrieval.calibration.calibrator import Queries
 from xe_retrieval.data import pipeline
-from xe_retrieval.evaluation import embedded
-from xe_retrieval.training import features
 
 RUNS = ("sampled_softmax", "cross_example_softmax")
 RECALLS = (0.5, 0.7)
@@ -35,37 +34,37 @@ def main():
   )
   default = [f"runs/quickstart/{name}" for name in RUNS]
   parser.add_argument("workdirs", nargs="*", default=default)
-  parser.add_argument("--data_dir", default="")
+  parser.add_argument("--other", default="", help="DATASET:SPLIT")
   args = parser.parse_args()
-  print(f"{'refused (%)':34}{'cut':>22}" + "".join(f"{n:>9}" for n in (*SETS, "absent", "cost")))
+  names = (*SETS, *(["other"] if args.other else []), "absent", "cost", "rare")
+  print(f"{'refused (%)':44}{'cut':>26}" + "".join(f"{n:>9}" for n in names))
   for workdir in args.workdirs:
     name = "/".join(workdir.rstrip("/").split("/")[-2:])
-    for cut, told in measure(workdir, args.data_dir):
-      print(f"{name:34}{cut:>22}" + "".join(f"{100 * x:9.1f}" for x in told), flush=True)
+    for cut, told in measure(workdir, args.other):
+      print(f"{name:44}{cut:>26}" + "".join(f"{100 * x:9.1f}" for x in told), flush=True)
 
 
-def measure(workdir, data_dir):
-  """Yields (name of the cut, share refused of each set, and the cost)."""
-  encoder = models.restore(workdir)
-  calibration = artifact.read(workdir, encoder.fingerprint())
-  if calibration is None:
-    raise SystemExit(f"{workdir} is not evaluated: python -m xe_retrieval.evaluate --workdir=…")
-  config, meaning = encoder.config, calibration.best
-  source = pipeline.Source(config.data.name, data_dir or config.data.dir, "test")
-  config.data.dir = data_dir or config.data.dir
-  pairs = embedded.embed(encoder, source, features.of(encoder, source))
+def measure(workdir, other=""):
+  """Yields (name of the cut, share refused of each set, and the costs)."""
+  run = runs.Run(workdir)
+  calibration = run.calibration()
+  pairs = run.correct(run.embed("", "test")[0])
+  meaning = calibration.best.at(len(pairs.image))
   scores = pairs.text @ pairs.image.T  # [Q, M]
   own = scores[np.arange(len(scores)), pairs.image_of_text]
   absent = scores[:500].copy()
-  absent[np.arange(len(absent)), pairs.image_of_text[:500]] = -1
+  absent[np.arange(len(absent)), pairs.image_of_text[:500]] = -9
   known = calibration.queries(pairs.text, pairs.features)
   asked = {}  # name -> best score of each query, what is known of it
-  for name, queries in SETS.items():
-    tower = encoder.text_features(queries)
-    text = encoder.project_text(tower)
+  sets = SETS | ({"other": _captions(run, *other.rsplit(":", 1), 500)} if other else {})
+  for name, queries in sets.items():
+    tower = run.encoder.text_features(queries)
+    text = run.scoring.text(run.encoder.project_text(tower), tower)
     asked[name] = (text @ pairs.image.T).max(axis=1), calibration.queries(text, tower)
   asked["absent"] = absent.max(axis=1), known[:500]
   best = scores.max(axis=1)
+  words = set(" ".join(_captions(run, run.config.data.name, "train")).lower().split())
+  rare = np.array([not words.issuperset(c.lower().split()) for c in pairs.captions])
 
   def logits(score, queries, familiar):
     if not familiar:
@@ -80,7 +79,15 @@ def measure(workdir, data_dir):
     for name, cut in cuts.items():
       told = [np.mean(logits(*one, familiar) < cut) for one in asked.values()]
       lost = (logits(best, known, False) >= cut) & (logits(best, known, True) < cut)
-      yield name + (" + familiar" if familiar else ""), [*told, lost.mean() if familiar else 0.0]
+      costs = [lost.mean(), lost[rare].mean() if rare.any() else np.nan] if familiar else [0, 0]
+      yield name + (" + familiar" if familiar else ""), [*told, *costs]
+
+
+def _captions(run, name, split, count=None):
+  """Captions of a split, all or evenly chosen ones."""
+  source = pipeline.Source(name, run.config.data.dir, split)
+  found = [caption for record in source.captions() for caption in record]
+  return found if count is None else found[:: max(len(found) // count, 1)][:count]
 
 
 def _random_queries(count=500):

@@ -99,7 +99,7 @@ def make(path, model, workdir, count, kind):
   source = _WithoutFiles(path.parent, count)
   path.mkdir()
   random = np.random.default_rng(0)
-  banks = update._Banks(path / "partial", model.fingerprint(), None)
+  embedded = update._Embedded(path / "partial", model.fingerprint(), None)
   width = model.config.embedding_dim
   directions = random.standard_normal((24, width), np.float32)
   entries = source.entries()
@@ -107,7 +107,8 @@ def make(path, model, workdir, count, kind):
     some = entries[i : i + 100_000]
     x = 0.3 * random.standard_normal((len(some), width), np.float32)
     x += random.standard_normal((len(some), 24), np.float32) @ directions
-    banks.add(source.key, some, x / np.linalg.norm(x, axis=1, keepdims=True))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    embedded.add(source.key, some, model.scoring.image(x))
   update.update_index(path, model, workdir, [source], kind=kind)
 
 

@@ -153,6 +153,7 @@ def _programs(config, workdir, steps):
   listen = lambda event, *_, **__: seen.append(event) if "backend_compile" in event else None  # noqa: E731
   jax.monitoring.register_event_duration_secs_listener(listen)
   config.steps, config.log_every = steps, 1
+  config.text.warmup_steps = config.image.warmup_steps = 1
   training.train(config, workdir, jax.devices()[:1])
   jax.monitoring.clear_event_listeners()
   return len(seen)

@@ -20,7 +20,23 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # Logits are scale × cosine. The paper also writes ⟨λx̂, λŷ⟩, which is scale = 400; there, mining
   # the top half of the negatives is a numerical no-op.
   config.scale = 20.0
+  config.scale_learned = False  # start at config.scale and learn it, at most 100, as CLIP does
   config.keep = 0.5  # share of negatives that the mining losses keep, in (0, 1]
+  # corrected_…: share of a query's and an image's own level that is subtracted from its scores
+  config.correction = 0.5
+  config.corrected_share = 1.0  # corrected_…: the rest of the loss is that of the plain scores
+  config.bias_learned = False  # sigmoid: start at −log(batch_size) and learn it; False: −10
+  # L-Softmax and A-Softmax: the weight of the plain cosine beside that with a margin falls as
+  # 1 / (1 + a·step) from margin_start to margin_floor within this share of the steps.
+  config.margin_start = 1_000.0
+  config.margin_floor = 5.0
+  config.margin_annealing = 0.1
+  config.tcm_weight = 1.0  # tcm: of the threshold-consistent margin beside sampled softmax
+  config.tcm_positive = 0.9  # positives with a lower cosine are raised
+  config.tcm_negative = 0.5  # negatives with a higher cosine are lowered
+  # Negatives of a row: ids, the rows that share neither image nor caption with it; diagonal, all
+  # other rows, as in the paper.
+  config.mask = "ids"
   # dense holds the score matrix; streaming gives the same numbers in memory linear in the batch,
   # for batches in the thousands.
   config.loss_implementation = "dense"
@@ -31,8 +47,18 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.data.name = "conceptual_captions"  # or shapes/<pairs>
   config.data.dir = ""  # directory of data sets; empty: ~/tensorflow_datasets
   config.data.augment = "random_resized_crop"  # or none; never a flip: "left" must stay left
+  config.data.views = 1  # 2: cached features of mirrored photos, too; not where a caption says left
 
   # ---- what a score means ----
+  # Scores are cosines, less what is usual of a caption and of an image against a bank of training
+  # images and captions: s − query·a(x) − image·b(y), and lower for queries unlike the training
+  # captions (towers/bank.py). All 0: plain cosines, as in the paper.
+  config.bank = ConfigDict()
+  config.bank.query = 0.0
+  config.bank.image = 0.0
+  config.bank.familiarity = 0.0
+  config.bank.scale = 0.0  # of the mean over the bank, log mean exp(scale·s) / scale; 0: the loss's
+  config.bank.size = 4_096  # captions, and images
   config.calibration_split = "validation"  # evaluation fits probabilities on it, judges on others
   # Sentence encoder (directory or Hugging Face id) that says which captions mean the same, so that
   # other images than a caption's own count as relevant; "": only the pairing counts.
@@ -91,7 +117,8 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # BatchNorm with batch_norm="sync" normalises by the statistics of a micro-batch.
   config.micro_batch = 0
   config.clip_norm = 0.0  # global gradient norm at which to clip; 0: never
-  # Evaluation uses an exponential moving average of the parameters, e.g. 0.999; 0: off
+  # Evaluation uses exponential moving averages of parameters and BatchNorm statistics, e.g. 0.999;
+  # 0: off
   config.ema_decay = 0.0
 
   # ---- devices ----

@@ -4,6 +4,7 @@
 #   launch/local_processes.sh 2 -- python -m xe_retrieval.main --config=… --workdir=…
 #
 # JAX_NUM_CPU_DEVICES=2 gives each two virtual CPU devices. Ctrl-C and SIGTERM are passed on to all.
+# Exits with the code of the first that failed, or with 75 if they were stopped and can go on.
 set -euo pipefail
 usage() { echo "usage: $0 N -- COMMAND…" >&2; exit 2; }
 [[ ${1:-} =~ ^[1-9][0-9]*$ && ${2:-} == -- && $# -ge 3 ]] || usage
@@ -27,7 +28,9 @@ while ((left)); do
   wait -n "${processes[@]}" 2> /dev/null || code=$?
   ((woken)) && continue # a signal interrupted wait; no process has ended
   left=$((left - 1))
-  if ((code && !status)); then
+  if ((code == 75)); then
+    ((status)) || status=75 # it has saved; the others end by themselves at the same step
+  elif ((code && (!status || status == 75))); then
     status=$code
     sleep "${GRACE:-5}"
     kill -KILL "${processes[@]}" 2>/dev/null || true

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One process per GPU on a SLURM cluster: sbatch launch/slurm.sh
-# Two minutes before the time limit, and at a preemption, SLURM sends SIGTERM: the state is saved,
-# and the requeued job resumes.
+# Two minutes before the time limit, and at a preemption, SLURM sends SIGTERM to the processes: they
+# save their state and exit with 75, the job is requeued, and it resumes. `scancel` ends it for good.
 #
 # ---- edit: how much of the cluster ----
 #SBATCH --job-name=xe_retrieval
@@ -13,13 +13,20 @@
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
 #SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
 
 # ---- edit: what to train, and where (a directory that all nodes see) ----
 SHARED=${SHARED:-$HOME/xe_retrieval}
-TRAIN=${TRAIN:-"--config=configs/cc.py:cross_example_negative_mining --config.batch_size=4096 --config.dtype=bfloat16"}
+TRAIN=${TRAIN:-"--config=configs/cc_large.py:cross_example_negative_mining,4096"}
 
 source "${VIRTUAL_ENV:-$PWD/.venv}/bin/activate" # pip install -c constraints.txt -e '.[cuda]'
+code=0
 srun --kill-on-bad-exit=1 python -m xe_retrieval.main --distributed $TRAIN \
-  --workdir="$SHARED/runs/cc" --config.data.dir="$SHARED/datasets"
+  --workdir="$SHARED/runs/cc" --config.data.dir="$SHARED/datasets" || code=$?
+if [ $code = 75 ]; then # stopped before the last step
+  echo "stopped; requeueing job $SLURM_JOB_ID"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code

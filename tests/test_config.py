@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from configs import cc, flickr8k, flickr8k_large, quickstart
+from configs import cc, cc_large, coco, flickr8k, quickstart
 from tests.conftest import ROOT
 from xe_retrieval import config as config_lib
 from xe_retrieval import losses
@@ -26,9 +26,20 @@ def test_the_papers_recipe_to_the_letter():
   assert (image.optimizer, image.learning_rate, image.end_learning_rate) == ("sgd", 3e-3, 5e-4)
 
 
+@pytest.mark.parametrize("batch", [512, 4_096, 32_768])
+def test_large_batches_keep_the_sum_of_the_learning_rates(batch):
+  paper, large = cc.get_config("snm"), cc_large.get_config(f"snm,{batch}")
+  assert (large.loss, large.batch_size) == ("snm", batch)
+  for tower in ("text", "image"):
+    before, after = (c[tower].learning_rate * c.steps for c in (paper, large))
+    assert abs(after / before - 1) < 1e-3
+  assert large.steps == round(25_000 / (batch / 512) ** 0.5)
+  loop.validate(large)
+
+
 @pytest.mark.parametrize("loss", losses.names())
 def test_every_loss_is_a_valid_argument_of_every_config(loss):
-  for module in (cc, quickstart, flickr8k, flickr8k_large):
+  for module in (cc, cc_large, quickstart, flickr8k, coco):
     loop.validate(module.get_config(loss))
 
 
@@ -50,6 +61,10 @@ def test_every_loss_is_a_valid_argument_of_every_config(loss):
     ("data.augment", "flip", r"config\.data\.augment='flip' should be one of none"),
     ("text.optimizer", "adam", r"config\.text\.optimizer='adam' should be one of adamw, sgd"),
     ("image.freeze", "some", r"config\.image\.freeze='some'"),
+    ("image.size", 60, r"config\.image\.size=60 is not divisible into patches of 8 pixels"),
+    ("text.dropout", 1.5, r"config\.text\.dropout=1\.5 should be a share in \[0, 1\)"),
+    ("text.warmup_steps", 10_000, r"config\.text\.warmup_steps=10000 should be from 0 to steps="),
+    ("image.warmup_steps", -1, r"config\.image\.warmup_steps=-1 should be from 0 to steps="),
     ("text.pooling", "max", r"config\.text\.pooling='max'"),
   ],
 )

@@ -19,7 +19,9 @@ def runs(tmp_path_factory):
 
 @pytest.mark.slow
 def test_train_evaluate_compare(config, runs):
+  config.bank.update({"query": 0.5, "image": 0.25, "familiarity": 0.5, "size": 20})
   main.train(config, str(runs / "ce"))
+  assert (runs / "ce" / "bank.npz").exists()  # part of the model, whether evaluated or not
   metrics, report = evaluate.evaluate(
     runs / "ce", "validation", distractors=["shapes/64:train"], index="scann"
   )
@@ -33,6 +35,10 @@ def test_train_evaluate_compare(config, runs):
     ]  # fmt: skip
     assert 0 <= metrics[direction]["recall@1"] <= metrics[direction]["recall@100"] <= 100
   assert metrics["distractors"]["images"] == 64
+  assert metrics["correction"] == {"query": 0.5, "image": 0.25, "familiarity": 0.5, "scale": 20.0}
+  assert metrics["plain"]["distractors"]["pr_auc"] != metrics["distractors"]["pr_auc"]
+  assert metrics["plain"]["relevance"].keys() == {"truth"}
+  assert "− 0.25·b(image)" in terminal.evaluation(metrics)
   assert metrics["index"]["vectors"] == metrics["images"] + 64
   assert metrics["relevance"]["truth"]["relevant_per_query"] > 1
   # Calibrated here, so nothing is promised here; and not yet judged.
@@ -43,6 +49,7 @@ def test_train_evaluate_compare(config, runs):
     "pairing",
   ]
   assert calibration["distractors"] == ["shapes/64:train"]
+  assert calibration["relevance"]["truth"]["larger"]["counts"]["images"] == metrics["images"] + 64
   with np.load(out / "curves.npz", allow_pickle=False) as curves:
     assert len(curves["precision"]) == len(curves["recall"])
 
@@ -60,7 +67,8 @@ def test_train_evaluate_compare(config, runs):
   assert json.loads((runs / "ce" / "calibration.json").read_text())["split"] == "test"
 
   text, page = compare.compare([runs / "ce"], runs / "comparison", evaluation="validation")
-  assert "Cross-Example Softmax" in text and page.exists()
+  assert "Cross-Example Softmax with bank" in text and "Cross-Example Softmax plain" in text
+  assert page.exists()
 
 
 def test_the_figures_for_a_terminal():

@@ -1,16 +1,18 @@
-"""The launch files: shell syntax, the JobSet's schema, flags of their commands."""
+"""The launch files: shell syntax, the JobSet's schema, flags and exit codes of their commands."""
 
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
 
 from tests.conftest import ROOT
 from xe_retrieval import config as config_lib
+from xe_retrieval import main
 from xe_retrieval.training import loop
 
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / ".ci" / "run"]
@@ -23,12 +25,19 @@ def test_shell_syntax(script):
 
 @pytest.fixture
 def stage(tmp_path):
-  """An environment with fakes of `python`, `srun` and `gcloud`; `python` records its arguments."""
+  """An environment with fakes of the programs that launch files call.
+
+  `python` records its arguments and exits with $CODE; `scontrol` records its own.
+  """
   programs = {
-    "python": 'printf "%s\\n" "$@" > "$STAGE/argv"',
+    "python": 'printf "%s\\n" "$@" > "$STAGE/argv"; sleep ${WAIT:-0}; touch "$STAGE/ended"; '
+    "exit ${CODE:-0}",
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"',
+    "scontrol": 'echo "$@" >> "$STAGE/asked"',
+    # A host: what ssh started dies with its session, unless it has one of its own.
     "gcloud": 'for a; do case $a in --command=*) ran=${a#--command=};; esac; done\n'
-    'case ${ran:-} in *"exec python"*) cd "$STAGE" && eval "(${ran})";; esac',
+    'case ${ran:-} in *xe_retrieval.main*) cd "$STAGE" && setsid --wait bash -c "$ran"; sleep 1;; '
+    '*uv*) echo "$ran" > "$STAGE/setup";; esac',
   }  # fmt: skip
   for name, body in programs.items():
     (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
@@ -45,7 +54,7 @@ import json, sys
 from absl import flags
 from xe_retrieval import config, main
 main.define_flags()
-config.parse_flags(sys.argv)
+config.parse_flags(sys.argv, remote=["workdir"])
 f = flags.FLAGS
 print(json.dumps([f.config.to_dict(), f.workdir, f.distributed]))
 """
@@ -70,7 +79,70 @@ def test_the_command_of_a_script_parses(script, devices, stage):
   argv = (pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
   config, distributed = parsed(argv, devices)
   assert distributed
-  assert config.batch_size >= 4096 and config.data.dir.endswith("/datasets")
+  assert config.batch_size >= 4096 and config.data.dir.endswith("datasets")
+  assert config.loss_implementation == "streaming" and config.dtype == "bfloat16"
+  assert not config.data.dir.startswith("gs:")  # shards are read from a disk
+
+
+def test_a_tpu_host_gets_python_3_11_and_a_job_without_the_connection(stage):
+  stage["WAIT"] = "2"  # it goes on after gcloud has returned
+  subprocess.run(["bash", ROOT / "launch" / "tpu_pod.sh"], check=True, env=stage, cwd=ROOT)
+  here = pathlib.Path(stage["STAGE"])
+  assert "uv venv --python=3.11" in (here / "setup").read_text()
+  time.sleep(3)
+  assert (here / "ended").exists() and (here / "argv").exists()
+
+
+@pytest.mark.parametrize("code", [0, 1, main.STOPPED])
+def test_slurm_requeues_a_stopped_job_and_no_other(code, stage):
+  stage |= {"CODE": str(code), "SLURM_JOB_ID": "17"}
+  out = subprocess.run(["bash", ROOT / "launch" / "slurm.sh"], env=stage, cwd=ROOT)
+  assert out.returncode == code
+  asked = pathlib.Path(stage["STAGE"]) / "asked"
+  assert asked.exists() == (code == main.STOPPED)
+  assert code != main.STOPPED or asked.read_text() == "requeue 17\n"
+
+
+def test_the_exit_code_of_a_stopped_run_is_in_the_help():
+  command = [sys.executable, "-m", "xe_retrieval.main", "--help"]
+  assert (
+    "75 (EX_TEMPFAIL), stopped"
+    in subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+  )
+
+
+@pytest.mark.parametrize(
+  ("code", "outcome"),
+  [
+    (0, "Complete"),
+    (1, "RestartJobSet"),  # counts towards maxRestarts
+    (main.STOPPED, "RestartJobSetAndIgnoreMaxRestarts"),
+  ],
+)
+def test_kubernetes_restarts_a_stopped_job(code, outcome):
+  job = yaml.safe_load((ROOT / "launch" / "kubernetes.yaml").read_text())["spec"]
+  assert controller(job, code) == outcome
+  assert job["failurePolicy"]["maxRestarts"] > 0
+
+
+def controller(jobset, code):
+  """What Kubernetes' Job and JobSet controllers do if the container exits with this code."""
+  job = jobset["replicatedJobs"][0]["template"]["spec"]
+  pod = job["template"]["spec"]
+  if code == 0:
+    return "Complete"
+  assert pod["restartPolicy"] == "Never" and job["backoffLimit"] == 0  # the pod fails, and its job
+  reason = "BackoffLimitExceeded"
+  for rule in job["podFailurePolicy"]["rules"]:
+    on = rule.get("onExitCodes")
+    if on and on["containerName"] == pod["containers"][0]["name"] and code in on["values"]:
+      assert (rule["action"], on["operator"]) == ("FailJob", "In")
+      reason = "PodFailurePolicy"
+      break
+  for rule in jobset["failurePolicy"]["rules"]:  # the first that matches
+    if reason in rule["onJobFailureReasons"]:
+      return rule["action"]
+  return "RestartJobSet"
 
 
 def test_the_job_set():
@@ -108,15 +180,23 @@ POD = {
   "nodeSelector": dict,
   "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}}],
 }  # fmt: skip
+ON_CODES = {"containerName": str, "operator": str, "values": [int]}
+ON_CONDITIONS = [{"type": str, "status": str}]
 JOB = {
   "parallelism": int, "completions": int, "completionMode": str, "backoffLimit": int,
+  "podFailurePolicy": {
+    "rules": [{"action": str, "onExitCodes": ON_CODES, "onPodConditions": ON_CONDITIONS}]
+  },
   "template": {"spec": POD},
 }  # fmt: skip
 JOBSET = {
   "apiVersion": str, "kind": str, "metadata": {"name": str},
   "spec": {
     "network": {"enableDNSHostnames": bool},
-    "failurePolicy": {"maxRestarts": int},
+    "failurePolicy": {
+      "maxRestarts": int,
+      "rules": [{"name": str, "action": str, "onJobFailureReasons": [str]}],
+    },
     "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB}}],
   },
 }  # fmt: skip
@@ -152,3 +232,12 @@ def test_local_processes_sets_process_ids_and_returns_the_first_failure():
   )
   assert failed.returncode == 3
   assert subprocess.run([script, "2"], capture_output=True).returncode == 2
+
+
+def test_local_processes_does_not_kill_those_that_are_still_saving(tmp_path):
+  script = ROOT / "launch" / "local_processes.sh"
+  stop = "if [ $JAX_PROCESS_ID = 1 ]; then sleep 2; touch saved; fi; exit 75"
+  out = subprocess.run(
+    [script, "2", "--", "bash", "-c", stop], env=dict(os.environ, GRACE="0"), cwd=tmp_path
+  )
+  assert out.returncode == main.STOPPED and (tmp_path / "saved").exists()

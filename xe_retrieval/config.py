@@ -8,9 +8,15 @@ import sys
 from absl import flags, logging
 from ml_collections import ConfigDict
 
+MAX_SCALE = 100.0  # of a learned scale; CLIP's
+_BUCKET = re.compile(r"(\w+=)?(gs|s3|az|hf|hdfs|memory)://")  # also split=gs://…
 
-def parse_flags(argv):
-  """absl's flag parser; exits with one sentence on a wrong field, and quiets library logs."""
+
+def parse_flags(argv, remote=()):
+  """absl's flag parser; exits with one sentence on a wrong field, and quiets library logs.
+
+  Paths of the flags `remote` may be in a bucket; as a local path, gs://… would become ./gs:/….
+  """
   try:
     rest = flags.FLAGS(argv)
   except (AttributeError, KeyError) as e:  # ml_collections raises these for unknown fields
@@ -20,6 +26,11 @@ def parse_flags(argv):
     sys.exit(f"error: {wrong[0]}: the config has no such field{hint}")
   except (TypeError, ValueError, FileNotFoundError, flags.Error) as e:
     sys.exit(f"error: {e}")
+  given = [("", rest[1:]), *((f"--{name}=", flags.FLAGS[name].value) for name in flags.FLAGS)]
+  for name, value in given:
+    for path in value if isinstance(value, list) else [value]:
+      if isinstance(path, str) and _BUCKET.match(path) and name.strip("-=") not in remote:
+        sys.exit(f"error: {name}{path} should be local: copy it, or mount the bucket")
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.ERROR)
   return rest
@@ -38,10 +49,14 @@ def validate(config: ConfigDict, devices: int = 1, choices: dict | None = None) 
     _require(config, field, _get(config, field) in allowed, f"one of {', '.join(allowed)}")
   _require(config, "keep", 0 < config.keep <= 1, "a share of the negatives in (0, 1]")
   _require(config, "scale", config.scale > 0, "above 0")
+  _validate_loss(config)
   for tower in ("text", "image"):
     _require(config, f"{tower}.learning_rate", config[tower].learning_rate >= 0, "at least 0")
     drops = config[tower].feature_dropout
     _require(config, f"{tower}.feature_dropout", 0 <= drops < 1, "a share in [0, 1)")
+    warmup = 0 <= config[tower].warmup_steps <= config.steps
+    _require(config, f"{tower}.warmup_steps", warmup, f"from 0 to steps={config.steps}")
+  _require(config, "text.dropout", 0 <= config.text.dropout < 1, "a share in [0, 1)")
   if config.batch_size % devices:
     near = max(config.batch_size // devices, 1) * devices
     raise ValueError(
@@ -60,6 +75,24 @@ def validate(config: ConfigDict, devices: int = 1, choices: dict | None = None) 
   profiled(config)
   if config.wandb and not importlib.util.find_spec("wandb"):
     raise ValueError(f"config.wandb={config.wandb!r} needs a package: pip install wandb")
+
+
+def _validate_loss(config):
+  """The fields that only some losses read."""
+  if config.scale_learned:
+    _require(config, "scale", config.scale <= MAX_SCALE, f"at most {MAX_SCALE:g} to be learned")
+  _require(config, "correction", 0 <= config.correction <= 1, "in [0, 1]")
+  _require(config, "corrected_share", 0 < config.corrected_share <= 1, "in (0, 1]")
+  if config.bias_learned:
+    _require(config, "loss", config.loss == "sigmoid", "sigmoid to learn a bias")
+  _require(config, "margin_floor", config.margin_floor > 0, "above 0")
+  start, annealing = config.margin_start, config.margin_annealing
+  _require(config, "margin_start", start >= config.margin_floor, "at least margin_floor")
+  _require(config, "margin_annealing", 0 < annealing <= 1, "a share of the steps in (0, 1]")
+  _require(config, "tcm_weight", config.tcm_weight >= 0, "at least 0")
+  for field in ("tcm_positive", "tcm_negative"):
+    _require(config, field, -1 <= config[field] <= 1, "a cosine in [-1, 1]")
+  _require(config, "mask", config.mask in ("ids", "diagonal"), "ids or diagonal")
 
 
 def profiled(config: ConfigDict) -> range:

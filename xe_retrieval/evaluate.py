@@ -27,6 +27,7 @@ def evaluate(
   relevance="",
   publish=False,
   report=True,
+  checkpoint="best",
 ):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
   from xe_retrieval.evaluation import judgements as rated
@@ -42,10 +43,14 @@ def evaluate(
   from xe_retrieval.report import page
   from xe_retrieval.search import index_audit
 
-  run = runs.Run(workdir, distractors, people)
-  pairs, name = run.embed(dataset, split)
+  run = runs.Run(workdir, distractors, people, checkpoint)
+  plain, name = run.embed(dataset, split)
+  pairs = run.correct(plain)
   sources = run.sources(pairs)
   result = figures.evaluate(pairs, run.distractors, sources)
+  if run.scoring.correction:
+    result.metrics["correction"] = run.scoring.correction
+    result.metrics["plain"] = figures.headline(plain, run.plain_distractors, sources)
   result.metrics.update(dataset=name, split=split, step=run.encoder.step)
   result.metrics.update(config=run.config.to_dict(), training_pairs=run.training_pairs())
 
@@ -96,6 +101,7 @@ def main(argv):
       f.judgements,
       f.relevance,
       f.publish,
+      checkpoint=f.checkpoint,
     )
   except ValueError as e:
     sys.exit(f"error: {e}")
@@ -111,7 +117,7 @@ def _define_flags():
   flags.DEFINE_string("dataset", "", "Another data set than the model was trained on.")
   flags.DEFINE_string("split", "test", "The split to evaluate on.")
   flags.DEFINE_multi_string(
-    "distractors", [], "DATASET:SPLIT whose images are searched too; may be repeated."
+    "distractors", [], "DATASET:SPLIT or folder whose images are searched too; may be repeated."
   )
   flags.DEFINE_enum(
     "index", "exact", ["exact", "scann"], "scann also builds an index of all images and audits it."
@@ -122,11 +128,12 @@ def _define_flags():
   flags.DEFINE_string(
     "relevance",
     "",
-    "Which images people find relevant: a table of caption_id, image[, grade], or eccv.",
+    "Which images people find relevant: a table of caption_id, image[, grade]; eccv or cxc.",
   )
   flags.DEFINE_bool(
     "publish", False, "Calibrate the workdir on these data, although the config names others."
   )
+  flags.DEFINE_enum("checkpoint", "best", ["best", "latest"], "Which checkpoint to evaluate.")
   flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
 
 

@@ -17,13 +17,17 @@ def export(workdir, out, which="best"):
   """The best (or latest) checkpoint of a workdir as a new directory."""
   from xe_retrieval import model as models
   from xe_retrieval.calibration import artifact
+  from xe_retrieval.towers import bank as banks
   from xe_retrieval.towers import export_format
 
   out = pathlib.Path(out).expanduser()
   encoder = models.restore(workdir, which)
   export_format.write(encoder, out)
-  if calibration := artifact.read(workdir, encoder.fingerprint()):
+  fingerprint = encoder.fingerprint()
+  if calibration := artifact.read(workdir, fingerprint):
     calibration.write(out)
+  elif bank := banks.read(workdir, fingerprint):
+    bank.write(out / banks.NAME)
   return out
 
 

@@ -1,8 +1,12 @@
 """Train: python -m xe_retrieval.main --config=configs/cc.py:LOSS --workdir=DIR [--config.…=…]
 
 Rerunning the same command resumes. On many hosts, see launch/.
+
+Exit codes: 0, trained to the last step; 75 (EX_TEMPFAIL), stopped by SIGTERM or Ctrl-C with the
+state saved, to be run again; anything else is a failure.
 """
 
+import functools
 import sys
 
 from absl import app, flags
@@ -10,13 +14,24 @@ from ml_collections import config_flags
 
 from xe_retrieval import config as config_lib
 
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h; schedulers take 0 for finished
+
 
 def train(config, workdir, devices=None, allow_config_change=False):
   """Trains in `workdir`, with evaluation's metrics on the validation split -> TrainState."""
+  import jax
+
+  from xe_retrieval.calibration import run as runs
+  from xe_retrieval.data import paths
   from xe_retrieval.evaluation import figures
+  from xe_retrieval.towers import bank
   from xe_retrieval.training import loop
 
-  return loop.train(config, workdir, figures.validation, devices, allow_config_change)
+  state = loop.train(config, workdir, figures.validation, devices, allow_config_change)
+  finished = int(state.step) >= config.steps and not paths.is_remote(workdir)
+  if finished and bank.correction(config) and jax.process_count() == 1:
+    _ = runs.Run(workdir).bank  # written beside the checkpoint; on many hosts evaluate makes it
+  return state
 
 
 def main(argv):
@@ -33,7 +48,9 @@ def main(argv):
       config, source, _, _ = loop.prepare(f.config, mesh.make())
       print(dry_run.describe(config, f.workdir, source, mesh.make()))
     else:
-      train(f.config, f.workdir, allow_config_change=f.allow_config_change)
+      state = train(f.config, f.workdir, allow_config_change=f.allow_config_change)
+      if int(state.step) < f.config.steps:
+        sys.exit(STOPPED)
   except (ValueError, OSError, FloatingPointError) as e:
     sys.exit(f"error: {e}")
 
@@ -61,4 +78,5 @@ def define_flags():
 
 if __name__ == "__main__":
   define_flags()
-  app.run(main, flags_parser=config_lib.parse_flags)
+  parse = functools.partial(config_lib.parse_flags, remote=("workdir",))
+  app.run(main, flags_parser=parse)

@@ -3,6 +3,7 @@
 model = load("runs/ce")                          # a workdir, or what `export` wrote
 model.embed_text(["two dogs on a beach"])        # float32 [1, D], unit norm
 model.embed_images(["a.jpg", array, pil_image])  # float32 [3, D], unit norm
+model.score(["two dogs on a beach"], ["a.jpg"])  # float32 [1, 1]: cosines, or corrected by a bank
 """
 
 import collections
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import decoding, mesh, pipeline, tokenization
+from xe_retrieval.towers import bank as banks
 from xe_retrieval.towers import dual_encoder, export_format
 from xe_retrieval.training import checkpoint_reader
 
@@ -30,7 +32,11 @@ BATCH = 256
 def load(path, which: str = "best") -> "Model":
   """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
   path = epath.Path(path).expanduser()
-  return Model(read_exported(path) if export_format.is_exported(path) else restore(path, which))
+  encoder = read_exported(path) if export_format.is_exported(path) else restore(path, which)
+  model = Model(encoder)
+  if model.scoring.correction:
+    model.scoring.bank = banks.read(path, model.fingerprint())
+  return model
 
 
 def restore(workdir, which: str = "best") -> "Encoder":
@@ -102,9 +108,11 @@ class Encoder:
     return self.embed_squares(batches, len(source), progress)
 
   def fingerprint(self) -> str:
-    """A hash of the weights and of how captions and images are preprocessed."""
-    size = self.config.image.size
-    digest = hashlib.sha256(f"{self.tokenizer.fingerprint()} {size}".encode())
+    """A hash of the weights, of how inputs are preprocessed and how scores are corrected."""
+    about = f"{self.tokenizer.fingerprint()} {self.config.image.size}"
+    if correction := banks.correction(self.config):
+      about += f" {correction} {self.config.bank.size}"
+    digest = hashlib.sha256(about.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(self.variables):
       digest.update(jax.tree_util.keystr(path).encode())
       digest.update(np.asarray(leaf).tobytes())
@@ -144,6 +152,7 @@ class Model:
     self.config, self.step = encoder.config, encoder.step
     self.tokenizer, self.variables = encoder.tokenizer, encoder.variables
     self.fingerprint = functools.cache(encoder.fingerprint)  # () -> str
+    self.scoring = banks.Scoring(encoder.config, None)
     self._encoders = functools.cache(self._encoder)
 
   def embed_text(self, captions, progress=None) -> np.ndarray:
@@ -175,6 +184,15 @@ class Model:
       for encoder, part in self._split(len(images))
     ]
     return self._joined(parts)
+
+  def score(self, captions, images) -> np.ndarray:
+    """Strings [n], images [m] as in embed_images -> float32 [n, m]: what search ranks by.
+
+    Cosines; with a bank (config.bank), corrected by it.
+    """
+    vectors, features = self.embed_queries(_sequence(captions, "captions"))
+    shown = self.scoring.image(self.embed_images(images))
+    return self.scoring.text(vectors, features) @ shown.T
 
   def embed_squares(self, batches, count) -> np.ndarray:
     """Batches of at most BATCH `decoding.square`s, `count` at most in all -> float32 [n, D]."""

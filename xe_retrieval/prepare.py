@@ -3,6 +3,7 @@
   python -m xe_retrieval.prepare --captions=captions.tsv --images=photos --out=datasets
   python -m xe_retrieval.prepare --webdataset='train=cc/{00000..00331}.tar' --out=datasets
   python -m xe_retrieval.prepare --flickr30k=dataset_flickr30k.json --images=photos --out=datasets
+  python -m xe_retrieval.prepare --coco=captions_train2017.json --images=train2017 --out=datasets
 
 Then train with --config.data.name=captions/NAME (or conceptual_captions, or flickr30k) and
 --config.data.dir=datasets. After an interruption, the same command resumes. Beside the data,
@@ -10,6 +11,7 @@ rejected.tsv lists every row that was left out, with the reason; manifest.json h
 """
 
 import hashlib
+import itertools
 import os
 import pathlib
 import re
@@ -36,7 +38,8 @@ def prepare(job: jobs.Job, out: str, options: records.Options, processes=1, prog
 def table(captions: str, images: str, name: str = "") -> jobs.Job:
   """A CSV, TSV or JSONL file and a folder (or tar) of images."""
   name = f"captions/{name or pathlib.Path(captions).stem}"
-  return _table_job(name, captions, images, *caption_tables.group(caption_tables.rows(captions)))
+  grouped = caption_tables.group(caption_tables.rows(captions))
+  return _table_job(name, _digest(captions), images, grouped)
 
 
 def flickr30k(captions: str, images: str, name: str = "") -> jobs.Job:
@@ -45,8 +48,22 @@ def flickr30k(captions: str, images: str, name: str = "") -> jobs.Job:
   Equal captions of an image are kept: published results use all 5,000 captions of the test split.
   """
   name = f"captions/{name}" if name else "flickr30k"
-  samples, rejections = caption_tables.group(caption_tables.karpathy(captions), duplicates=True)
-  return _table_job(name, captions, images, samples, rejections)
+  grouped = caption_tables.group(caption_tables.karpathy(captions), duplicates=True)
+  return _table_job(name, _digest(captions), images, grouped)
+
+
+def coco(files: list[str], images: str, name: str = "") -> jobs.Job:
+  """COCO's files of captions, [split=]captions_….json, and a folder (or tar) of images.
+
+  captions_train2017.json finds its images in the folder itself or in its folder train2017. Equal
+  captions of an image are kept, as judgements name them by their ids.
+  """
+  parts = [caption_tables.split_and_path("coco", text) for text in files]
+  rows = itertools.chain(*(caption_tables.coco(path, split) for split, path in parts))
+  within = tuple(pathlib.Path(path).stem.removeprefix("captions_") for _, path in parts)
+  grouped = caption_tables.group(rows, duplicates=True)
+  made_from = {"coco": [_digest(path) | {"split": split} for split, path in parts]}
+  return _table_job(f"captions/{name or 'coco'}", made_from, images, grouped, within)
 
 
 def webdataset(patterns: list[str], name: str = "") -> jobs.Job:
@@ -55,7 +72,8 @@ def webdataset(patterns: list[str], name: str = "") -> jobs.Job:
   made_from = [[os.path.abspath(path), os.path.getsize(path), split] for path, split in shards]
   units = [records.TarUnit(path, split) for path, split in shards]
   name = f"captions/{name}" if name else "conceptual_captions"
-  return jobs.Job(name, {"webdataset": made_from}, units)
+  stamp = archives.stamp_of_shards([path for path, _ in shards])
+  return jobs.Job(name, {"webdataset": made_from, "stamp": stamp}, units)
 
 
 def shares(text: str) -> tuple[tuple[str, float], ...]:
@@ -84,28 +102,35 @@ def main(argv):
 
 
 def _job(given):
-  sources = [s for s in ("captions", "webdataset", "flickr30k") if given[s].value]
+  makers = {"captions": table, "webdataset": webdataset, "flickr30k": flickr30k, "coco": coco}
+  sources = [source for source in makers if given[source].value]
   if len(sources) != 1:
-    raise ValueError("exactly one of --captions, --webdataset and --flickr30k is needed")
-  if sources == ["webdataset"]:
-    return webdataset(given.webdataset, given.name)
+    *others, last = (f"--{source}" for source in makers)
+    raise ValueError(f"exactly one of {', '.join(others)} and {last} is needed")
+  make, value = makers[sources[0]], given[sources[0]].value
+  if make is webdataset:
+    return webdataset(value, given.name)
   if not given.images:
     raise ValueError(f"--{sources[0]} needs --images, the folder of the images")
-  make = {"captions": table, "flickr30k": flickr30k}[sources[0]]
-  return make(given[sources[0]].value, given.images, given.name)
+  return make(value, given.images, given.name)
 
 
-def _table_job(name, captions, images, samples, rejections):
+def _digest(captions):
+  with open(captions, "rb") as file:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+  return {"captions": os.path.basename(captions), "sha256": digest}
+
+
+def _table_job(name, made_from, images, grouped, within=()):
   if not re.fullmatch(r"flickr30k|captions/\w[\w.-]*", name):
     raise ValueError(f"{name}: a name has only letters, digits, _, . and -; choose another --name")
-  folder = archives.folder(images)
+  samples, rejections = grouped
+  folder = archives.folder(images, within)
   size = min(max(len(samples) // 64, 256), 4096)  # the same for any --processes
   parts = [samples[start : start + size] for start in range(0, len(samples), size)]
   units = [records.TableUnit(folder.part([s.file for s in part]), part) for part in parts]
-  with open(captions, "rb") as file:
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-  made_from = {"captions": os.path.basename(captions), "sha256": digest}
-  return jobs.Job(name, made_from | {"images": os.path.abspath(images)}, units, rejections)
+  made_from |= {"images": os.path.abspath(images), "stamp": folder.stamp([s.file for s in samples])}
+  return jobs.Job(name, made_from, units, rejections)
 
 
 def _summary(manifest, out):
@@ -128,6 +153,9 @@ def _define_flags():
   flags.DEFINE_string("images", None, "Folder (or uncompressed tar) of the images.")
   flags.DEFINE_multi_string("webdataset", [], "Tar shards, as [split=]name{00000..00331}.tar.")
   flags.DEFINE_string("flickr30k", None, "Karpathy's dataset_flickr30k.json.")
+  flags.DEFINE_multi_string(
+    "coco", [], "COCO's captions_train2017.json, or [split=]file; may be repeated."
+  )
   flags.DEFINE_string("out", "datasets", "Directory of data sets; --config.data.dir of training.")
   flags.DEFINE_string("name", "", "The data set is called captions/NAME.")
   flags.DEFINE_string(

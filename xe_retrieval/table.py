@@ -6,7 +6,9 @@ skipped. launch/table.sh adds installation, data and parallel processes.
 """
 
 import contextlib
+import functools
 import pathlib
+import runpy
 import sys
 import time
 
@@ -52,7 +54,10 @@ def main(argv):
   try:
     part, parts = (int(n) for n in f.part.split("/"))
     mine = list(runs)[part - 1 :: parts]
-    _run_all(f.config, runs, [key for key in mine if not is_done(runs[key])], f.distractors)
+    given = flags.FLAGS["config"]
+    overrides = config_flags.get_override_values(given)
+    make = functools.partial(configured, config_flags.get_config_filename(given), overrides)
+    _run_all(make, runs, [key for key in mine if not is_done(runs[key])], f.distractors)
     for split in SPLITS if parts == 1 else ():
       out = pathlib.Path(f.out) / f"comparison-{split}"
       text, page = compare.compare(list(runs.values()), out, split)
@@ -63,13 +68,24 @@ def main(argv):
     sys.exit(_STOPPED)
 
 
-def _run_all(config, runs, todo, distractors):
+def configured(path, overrides, loss, seed):
+  """What a config file recommends for a loss, and {field: value} of the command line."""
+  config = runpy.run_path(path)["get_config"](loss)
+  config.update_from_flattened_dict(overrides)
+  config.seed = seed
+  return config
+
+
+def _run_all(make_config, runs, todo, distractors):
+  from xe_retrieval.data import image_folder
+
+  for text in distractors if todo else ():  # now: they are needed only after the first training
+    image_folder.open_images(text, make_config(*todo[0]).data.dir)
   first = min(seed for _, seed in runs)
   for n, (loss, seed) in enumerate(todo, 1):
     workdir, began = runs[loss, seed], time.perf_counter()
     workdir.mkdir(parents=True, exist_ok=True)
-    config = config.copy_and_resolve_references()
-    config.loss, config.seed = loss, seed
+    config = make_config(loss, seed)
     with (workdir / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
       finished = run(config, workdir, distractors, report=seed == first)
     if not finished:
@@ -89,7 +105,7 @@ def _define_flags():
   flags.DEFINE_list("losses", [], "Names of losses; default: all.")
   flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Random seeds.")
   flags.DEFINE_multi_string(
-    "distractors", [], "DATASET:SPLIT whose images are added to the search; may be repeated."
+    "distractors", [], "DATASET:SPLIT or folder whose images are searched, too; may be repeated."
   )
   flags.DEFINE_string("part", "1/1", "n/N: every N-th run from the n-th on, without comparison.")
 

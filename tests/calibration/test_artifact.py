@@ -8,8 +8,8 @@ import pytest
 
 from tests.calibration.conftest import pairs_with, two_normals
 from xe_retrieval.calibration import artifact
-from xe_retrieval.calibration import bank as banks
 from xe_retrieval.calibration.counts import LEVELS
+from xe_retrieval.towers import bank as banks
 
 ABOUT = {"model": "abc", "dataset": "d", "split": "validation", "step": 3, "queries": 400}
 ABOUT |= {"images": 100, "distractors": ["d:train"]}
@@ -26,7 +26,7 @@ def made():
   truth = dataclasses.replace(pairing, name="truth", matrix=lambda rows, part: some[rows])
   known = np.eye(4, dtype=np.float32)
   images = np.eye(100, dtype=np.float32)[:20]
-  bank = banks.Bank("abc", list("wxyz"), np.zeros(4, np.float32), known, images)
+  bank = banks.Bank("abc", list("wxyz"), np.zeros(4, np.float32), known, known, images, 0.5)
   return artifact.make(pairs, gallery, [truth, pairing], bank, ABOUT), pairs
 
 

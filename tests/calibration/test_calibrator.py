@@ -8,7 +8,7 @@ import pytest
 from tests.calibration.conftest import pairs_with, true_log_odds, two_normals
 from xe_retrieval.calibration import calibrator as calibrators
 from xe_retrieval.calibration import fitting, promises
-from xe_retrieval.calibration.calibrator import CELL, CELLS, Calibrator, Queries
+from xe_retrieval.calibration.calibrator import CELL, MIDDLES, Calibrator, Queries
 
 
 def known(level, spread=None, familiarity=None):
@@ -30,8 +30,9 @@ def test_recovers_the_true_log_odds():
 
 def test_recovers_them_where_one_pair_of_50_000_is_relevant():
   """The optimiser must not stop early because relevant pairs are a small part of all."""
-  middle = -1 + CELL * (np.arange(CELLS) + 0.5)
-  density = [np.exp(-((middle - m) ** 2) / 0.02) / np.sqrt(0.02 * np.pi) * CELL for m in (0.5, 0.2)]
+  density = [
+    np.exp(-((MIDDLES - m) ** 2) / 0.02) / np.sqrt(0.02 * np.pi) * CELL for m in (0.5, 0.2)
+  ]
   relevant, irrelevant = 5000 * density[0], 5000 * 50_000 * density[1]
   histogram = np.rint([[[relevant / 2, irrelevant / 2]]] * 2).astype(np.int64)
   none = known(np.zeros(10))
@@ -137,17 +138,17 @@ def test_without_a_bank_there_is_one_group():
   assert counts.positives == 300 and counts.queries == 300
 
 
-def test_tree_halves_by_spread_then_by_level():
+def test_tree_halves_by_spread_then_familiarity_then_level():
   random = np.random.default_rng(5)
-  queries = known(random.permutation(1280) / 1280, random.permutation(1280) / 1280)
+  queries = known(*(random.permutation(1280) / 1280 for _ in range(3)))
   cuts = calibrators.grow(queries)
   group = calibrators.assign(cuts, queries)
   assert len(cuts) == 63 and (np.bincount(group) == 20).all()
-  np.testing.assert_array_equal(group // 32, queries.spread > np.median(queries.spread))
-  for half in (0, 1):
-    rows = group // 32 == half
-    above = queries.level[rows] > np.median(queries.level[rows])
-    np.testing.assert_array_equal(group[rows] // 16 % 2, above)
+  for depth, values in enumerate((queries.spread, queries.familiarity, queries.level)):
+    for part in range(2**depth):
+      rows = group >> 6 - depth == part
+      above = values[rows] > np.median(values[rows])
+      np.testing.assert_array_equal((group[rows] >> 5 - depth) % 2, above)
   # The tree of fewer levels is the beginning of it.
   np.testing.assert_array_equal(calibrators.assign(cuts[:3], queries), group // 16)
 

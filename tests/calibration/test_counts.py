@@ -29,14 +29,14 @@ def test_by_hand():
   # Query 0 has r = 1, t = 2 from 0.5 on, query 1 has r = 1, t = 1.
   assert counts.squares[:, at[1]].tolist() == [2, 3, 5]
   # One relevant image of each query: 2 irrelevant ones among 3 images, 20 among 21.
-  np.testing.assert_allclose(counts.shift(np.array([-3, 0.52, 9]), 21), -np.log(10), atol=1e-6)
-  assert counts.shift(1.0, 3) == pytest.approx(0, abs=1e-6)
+  np.testing.assert_allclose(counts.shifts(21), -np.log(10), atol=1e-6)
+  assert counts.shifts(3) == pytest.approx(0, abs=1e-6)
   np.testing.assert_allclose(counts.precision(21)[at], [2 / 42, 1 / 6, 1 / 6, 1 / 11, 1, np.nan])
   np.testing.assert_allclose(counts.wrong(21)[at], [20, 5, 5, 5, 0, 0])
   np.testing.assert_allclose(counts.returned(21)[at], [21, 6, 6, 5.5, 0.5, 0])
   # Any image is as likely to be relevant: 7 of 21, as 1 of 3.
   share = dataclasses.replace(counts, own=0 * counts.own)
-  assert share.shift(1.0, 21) == pytest.approx(0, abs=1e-6)
+  assert share.shifts(21) == pytest.approx(0, abs=1e-6)
   np.testing.assert_allclose(share.precision(21)[at], counts.precision(3)[at])
   np.testing.assert_allclose(share.wrong(21)[at], [14, 3.5, 3.5, 3.5, 0, 0])
   np.testing.assert_allclose(share.returned(21)[at], [21, 10.5, 10.5, 7, 3.5, 0])

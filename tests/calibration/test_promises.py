@@ -38,6 +38,37 @@ def made():
   return calibration, pairs, parts, source, right
 
 
+def test_a_gallery_with_distractors_promises_for_its_own_size():
+  """Distractors whose images are easier to tell: counted, not extrapolated from the others."""
+  random = np.random.default_rng(1)
+  scores, right = two_normals(random, 1500, 100, share=0.02)
+  easy, also = two_normals(random, 1500, 100, share=0.02, own=False, means=(0.7, 0.2))
+  pairs, gallery, source = pairs_with(scores, right)
+  pairs = dataclasses.replace(pairs, text=np.hstack([pairs.text, easy.astype(np.float32)]))
+  basis = np.eye(200, dtype=np.float32)
+  pairs = dataclasses.replace(pairs, images=Images(basis[:100]))
+  parts = [pairs.images, Images(basis[100:])]
+  both = right, also
+  source = dataclasses.replace(source, matrix=lambda rows, part: both[part][rows], parts=2)
+  near = artifact.make(pairs, parts[:1], [source], None, ABOUT).best
+  meaning = artifact.make(pairs, parts, [source], None, ABOUT).best
+  assert near.larger is None
+  assert [meaning.at(n).counts.images for n in (10, 100, 130, 160, 10_000)] == [
+    100, 100, 100, 200, 200
+  ]  # fmt: skip
+  far, guessed = (m.at(200).cut(200, min_precision=0.7) for m in (meaning, near))
+  # More can be returned than the harder images alone would say.
+  assert far.expect["recall"] > guessed.expect["recall"]
+  assert meaning.at(100).cut(100, min_precision=0.7) == near.cut(100, min_precision=0.7)
+  # Probabilities are those of this gallery, too: nearer to what is relevant there.
+  calibration = artifact.Calibration(ABOUT, [meaning], None)
+  known, guess = (
+    promises.shown_probability(c, pairs, parts, [source])["pairing"]["ece"]
+    for c in (calibration, artifact.Calibration(ABOUT, [near], None))
+  )
+  assert known < 0.02 < guess
+
+
 def test_judged_by_counting(made):
   calibration, pairs, parts, source, right = made
   rows = promises.judge(calibration, pairs, parts, [source])

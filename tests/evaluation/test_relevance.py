@@ -171,3 +171,4 @@ def test_eccv_caption():
   assert len(found) == 1332
   assert np.mean([len(images) for images in found.values()]) == pytest.approx(8.47, abs=0.01)
   assert "000000445512.jpg" in found["552666"]
+  assert len(relevance.read_judgements("cxc")) == 24_972

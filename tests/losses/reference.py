@@ -3,7 +3,19 @@
 import numpy as np
 
 
-def value_and_gradients(name, text, image, text_id, image_id, scale=20.0, keep=0.5):
+def value_and_gradients(
+  name,
+  text,
+  image,
+  text_id,
+  image_id,
+  scale=20.0,
+  keep=0.5,
+  bias=-10.0,
+  softening=5.0,
+  correction=0.5,
+  corrected_share=1.0,
+):
   """float64 value, d/dtext and d/dimage."""
   text, image = np.asarray(text, np.float64), np.asarray(image, np.float64)
   t, i = unit(text), unit(image)
@@ -14,8 +26,17 @@ def value_and_gradients(name, text, image, text_id, image_id, scale=20.0, keep=0
     back, w_back = softmax(s.T, negative.T, "query", 1.0, None, scale)
     value, w = (value + back) / 2, (w + w_back.T) / 2
   elif name in SOFTMAX:
-    scope, mine, margin = SOFTMAX[name]
+    scope, mine, angles = SOFTMAX[name]
+    margin = angles and (lambda c: (softening * c + psi(c, angles)) / (1 + softening))
     value, w = softmax(s, negative, scope, keep if mine else 1.0, margin, scale)
+  elif name.startswith("corrected_"):
+    keep = keep if name.endswith("mining") else 1.0
+    value, w = corrected(s, negative, keep, correction)
+    plain, w_plain = softmax(s, negative, "batch", keep, None, scale)
+    value = corrected_share * value + (1 - corrected_share) * plain
+    w = corrected_share * w + (1 - corrected_share) * w_plain
+  elif name == "sigmoid":
+    value, w = sigmoid(s, negative, bias)
   else:
     value, w = PAIRWISE[name](s, negative, scale)
   return value, through_unit(text, scale * w @ i), through_unit(image, scale * w.T @ t)
@@ -24,8 +45,8 @@ def value_and_gradients(name, text, image, text_id, image_id, scale=20.0, keep=0
 SOFTMAX = {
   "sampled_softmax": ("query", False, None),
   "snm": ("query", True, None),
-  "l_softmax": ("query", False, lambda c: psi(c, 2)),
-  "a_softmax": ("query", False, lambda c: (5 * c + psi(c, 4)) / 6),
+  "l_softmax": ("query", False, 2),
+  "a_softmax": ("query", False, 4),
   "cross_example_softmax": ("batch", False, None),
   "cross_example_negative_mining": ("batch", True, None),
 }
@@ -56,6 +77,17 @@ def softmax(s, negative, scope, keep, margin, scale):
   return value, w
 
 
+def corrected(s, negative, keep, correction):
+  """Cross-example softmax of s_ij − correction·(r_i + c_j), by the chain rule."""
+  e = np.where(negative, np.exp(s), 0.0)
+  by_row, by_column = (np.where(z > 0, z, 1.0) for z in (e.sum(1), e.sum(0)))
+  t = s - correction * (np.log(by_row)[:, None] + np.log(by_column))
+  value, w = softmax(t, negative, "batch", keep, None, 1.0)
+  through_rows = w.sum(1)[:, None] * e / by_row[:, None]
+  through_columns = w.sum(0) * e / by_column
+  return value, w - correction * (through_rows + through_columns)
+
+
 def kept(scores, keep):
   """Weight of each score when only the highest ⌈keep·n⌉ count and ties share."""
   if not len(scores):
@@ -72,8 +104,8 @@ def psi(c, m):
   return (-1) ** q * np.cos(m * theta) - 2 * q
 
 
-def sigmoid(s, negative, scale):
-  z = np.where(np.eye(len(s), dtype=bool), -(s - 10), s - 10)
+def sigmoid(s, negative, bias):
+  z = np.where(np.eye(len(s), dtype=bool), -(s + bias), s + bias)
   used = negative | np.eye(len(s), dtype=bool)
   sign = np.where(np.eye(len(s), dtype=bool), -1, 1)
   value = np.logaddexp(0, z)[used].sum() / len(s)
@@ -93,7 +125,18 @@ def contrastive(s, negative, scale):
   return value, w - np.eye(len(s)) / len(s)
 
 
-PAIRWISE = {"sigmoid": sigmoid, "triplet": triplet, "contrastive": contrastive}
+def tcm(s, negative, scale):
+  value, w = softmax(s, negative, "query", 1.0, None, scale)
+  low = np.eye(len(s), dtype=bool) & (s < 0.9 * scale)
+  high = negative & (s > 0.5 * scale)
+  for sign, wrong, margin in ((-1, low, 0.9), (1, high, 0.5)):
+    if wrong.any():
+      value += sign * (s[wrong] / scale - margin).mean()
+      w = w + sign * wrong / wrong.sum() / scale
+  return value, w
+
+
+PAIRWISE = {"triplet": triplet, "contrastive": contrastive, "tcm": tcm}
 
 
 def unit(x):

@@ -12,8 +12,14 @@ from xe_retrieval import losses
 from xe_retrieval.losses import pair_scores
 
 NAMES = tuple(losses.names())
-# A softmax per query, a pairwise loss, and mining in the whole batch: enough to vary devices by.
-DISTINCT = ("symmetric", "triplet", "cross_example_negative_mining")
+# A softmax per query, a pairwise loss, mining in the whole batch, and normalisers of rows and
+# columns: enough to vary devices by.
+DISTINCT = (
+  "symmetric",
+  "triplet",
+  "cross_example_negative_mining",
+  "corrected_cross_example_softmax",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +39,7 @@ def batch(n):  # text, image [n, 8], ids that repeat
 
 
 @functools.cache
-def all_losses(implementation, devices=None, names=NAMES):
+def all_losses(implementation, devices=None, names=NAMES, **settings):
   """One compilation for all names: (scale, *batch) -> {name: (value, (d text, d image))}."""
   mesh = None
   if devices:
@@ -42,6 +48,7 @@ def all_losses(implementation, devices=None, names=NAMES):
 
   def run(scale, *batch):
     get = functools.partial(losses.get, scale=scale, implementation=implementation, mesh=mesh)
+    get = functools.partial(get, **settings)
     return {name: jax.value_and_grad(get(name), (0, 1))(*batch) for name in names}
 
   return jax.jit(run)
@@ -113,14 +120,52 @@ def test_scales(implementation, scale):
     check(results[name], expected, rtol=1e-5 * max(1, scale / 20))
 
 
-@pytest.mark.parametrize("name", ["cross_example_softmax", "triplet", "sigmoid"])
-def test_a_learned_scale_has_the_same_gradient(name):
+@pytest.mark.parametrize("implementation", ["dense", "streaming"])
+def test_part_of_the_loss_and_of_the_scores_corrected(implementation):
+  names = ("corrected_cross_example_softmax", "corrected_cross_example_negative_mining")
+  settings = dict(correction=0.3, corrected_share=0.6)
+  results = all_losses(implementation, names=names, **settings)(20.0, *batch(77))
+  for name in names:
+    check(results[name], reference.value_and_gradients(name, *batch(77), **settings))
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streaming"])
+def test_a_row_without_negatives_beside_rows_that_have_some(implementation):
+  text, image, *_ = batch(64)
+  half = np.arange(64) < 32
+  ids = np.where(half, 0, np.arange(64)), np.where(half, np.arange(64), 0)
+  ids = [x.astype(np.int32) for x in ids]  # row 0 shares its text with a half, its image with one
+  ids[1][0] = 0
+  results = all_losses(implementation)(20.0, text, image, *ids)
+  for name in NAMES:
+    check(results[name], reference.value_and_gradients(name, text, image, *ids))
+
+
+@pytest.mark.parametrize("devices", [None, 8])
+@pytest.mark.parametrize("implementation", ["dense", "streaming"])
+def test_live_scalars_are_differentiable(implementation, devices):
+  """A learned scale and bias, and the annealed softening, against differences of the reference."""
   text, image, *ids = batch(64)
+  scalars = {
+    "cross_example_softmax": dict(scale=12.0),
+    "corrected_cross_example_softmax": dict(scale=12.0),
+    "triplet": dict(scale=12.0),
+    "sigmoid": dict(scale=12.0, bias=-4.0),
+    "a_softmax": dict(scale=12.0, softening=30.0),
+  }
+  mesh = devices and jax.make_mesh((devices,), ("data",), (jax.sharding.AxisType.Auto,))
 
-  def value(scale, implementation):
-    return losses.get(name, scale=scale, implementation=implementation)(text, image, *ids)
+  @jax.jit
+  @jax.grad
+  def slopes(live):
+    get = functools.partial(losses.get, implementation=implementation, mesh=mesh)
+    return sum(get(name)(text, image, *ids, **live[name]) for name in live)
 
-  slope = jax.jit(jax.grad(value), static_argnums=1)
-  slopes = [slope(20.0, implementation) for implementation in ("dense", "streaming")]
-  np.testing.assert_allclose(*slopes, rtol=1e-5)
-  assert slopes[0] != 0
+  found = slopes(scalars)
+  for name, live in scalars.items():
+    for scalar, at in live.items():
+      moved = [
+        reference.value_and_gradients(name, text, image, *ids, **live | {scalar: x})[0]
+        for x in (at + 1e-5, at - 1e-5)
+      ]
+      np.testing.assert_allclose(found[name][scalar], (moved[0] - moved[1]) / 2e-5, rtol=1e-4)

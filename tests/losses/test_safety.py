@@ -60,7 +60,7 @@ def test_no_negatives(run, n):
   results = run(*NORMAL[:, :n], text_id=np.zeros(n))
   assert finite(results)
   for name, (value, gradients) in results.items():
-    if name not in ("sigmoid", "contrastive"):  # these still attract the positives
+    if name not in ("sigmoid", "contrastive", "tcm"):  # these still attract the positives
       assert value == 0
       assert all(np.all(gradient == 0) for gradient in gradients)
 
@@ -76,7 +76,8 @@ def test_a_nonfinite_row_makes_the_loss_nan(run, n, bad):
 
 def test_the_value_is_the_same_without_a_gradient():
   expected = all_losses("streaming")(20.0, *NORMAL, np.arange(8, dtype=np.int32))
-  names = ("snm", "cross_example_softmax", "sigmoid", "triplet")  # one for each kind of sweep
+  # One for each kind of sweep.
+  names = ("snm", "cross_example_softmax", "corrected_cross_example_softmax", "sigmoid", "triplet")
 
   @jax.jit
   def values(text, image):

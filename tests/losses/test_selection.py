@@ -2,10 +2,13 @@
 
 import functools
 
+import hypothesis
+import hypothesis.extra.numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from xe_retrieval.losses import first_bracket, pair_scores, selection, wide_counts
@@ -126,15 +129,6 @@ def test_rows(kind, keep):
     np.testing.assert_allclose(np.sum(row > found) + share * np.sum(row == found), k, rtol=1e-6)
 
 
-def test_a_sweep_that_selects_other_scores_is_noticed():
-  x, y, ids = embeddings("normal")
-  mined = select(0.5, None)(x, y, ids)
-  scores = scores_of(x, y, ids)
-  assert selection.agrees(mined, selection.selected(scores, mined.score), None)
-  moved = scores.at[0, 0].set(mined.score)
-  assert not selection.agrees(mined, selection.selected(moved, mined.score), None)
-
-
 @pytest.mark.parametrize("pairs", [0, 1, 2**31 - 1, 2**31, 46_341**2, 65_536**2, 10**6 * 10**6])
 @pytest.mark.parametrize(
   "keep, p, q", [(0.5, 1, 2), (0.1, 1, 10), (1e-4, 1, 10_000), (2 / 3, 2, 3)]
@@ -142,6 +136,41 @@ def test_a_sweep_that_selects_other_scores_is_noticed():
 def test_shares_of_more_than_32_bits(pairs, keep, p, q):
   limbs = jnp.array([pairs >> wide_counts.BITS, pairs & wide_counts.MASK], jnp.int32)
   assert number(wide_counts.share(limbs, keep)) == -(-pairs * p // q)
+
+
+@functools.cache
+def mesh_of_8():
+  return jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+
+
+@functools.cache
+def count_over_8_devices():
+  local = functools.partial(wide_counts.count, axis="data")
+  return jax.jit(jax.shard_map(local, mesh=mesh_of_8(), in_specs=P("data"), out_specs=P()))
+
+
+def test_counts_of_many_devices_do_not_overflow():
+  rows = jax.device_put(
+    np.full((8, 2**20), 2_047, np.int32), jax.sharding.NamedSharding(mesh_of_8(), P("data"))
+  )
+  assert number(count_over_8_devices()(rows)) == 8 * 2**20 * 2_047
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@hypothesis.given(
+  hypothesis.extra.numpy.arrays(np.int32, (8, 64), elements=st.integers(0, 2**31 - 1))
+)
+def test_counts_are_those_of_python_integers(columns):
+  counted = count_over_8_devices()(columns)
+  assert number(counted) == sum(map(int, columns.ravel()))
+  assert 0 <= counted[1] <= wide_counts.MASK
+  assert number(wide_counts.count(jnp.asarray(columns[0]))) == sum(map(int, columns[0]))
+
+
+def test_more_columns_than_can_be_counted_are_refused():
+  too_many = jax.ShapeDtypeStruct((1, 2**20 + 1), jnp.int32)
+  with pytest.raises(ValueError, match="pairs of 1,048,577 rows cannot be counted"):
+    jax.eval_shape(wide_counts.count, too_many)
 
 
 def test_counts_of_more_than_32_bits():

@@ -21,7 +21,9 @@ def compiled(name, n):
   return jax.jit(jax.value_and_grad(loss, (0, 1))).lower(x, x).compile()
 
 
-@pytest.mark.parametrize("name", ["snm", "cross_example_negative_mining"])
+@pytest.mark.parametrize(
+  "name", ["snm", "cross_example_negative_mining", "corrected_cross_example_softmax"]
+)
 def test_memory_is_linear_in_the_batch(name):
   sizes = [compiled(name, n).memory_analysis().temp_size_in_bytes for n in (8192, 16384)]
   assert sizes[1] <= 2.1 * sizes[0]

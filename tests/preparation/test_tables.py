@@ -158,3 +158,77 @@ def test_flickr30k(tmp_path, photos):
   path.write_text('{"images": [{"filename": 1}]}')
   with pytest.raises(ValueError, match=r"dataset_flickr30k\.json: should be"):
     prepare.flickr30k(path, photos)
+
+
+def write_coco(path, images, captions):
+  """`images` are their numbers, `captions` [(annotation, image, text)]."""
+  document = {
+    "info": {"year": 2017},
+    "images": [{"id": n, "file_name": f"{n}.jpg", "height": 30} for n in images],
+    "annotations": [{"id": a, "image_id": n, "caption": text} for a, n, text in captions],
+  }
+  path.write_text(json.dumps(document))
+  return path
+
+
+@pytest.mark.parametrize("folders", [False, True])
+def test_coco(tmp_path, photos, folders):
+  captions = [(100 + 5 * n + k, n, f"caption {n} {min(k, 3)}") for n in range(8) for k in range(5)]
+  train = write_coco(tmp_path / "captions_train2017.json", range(8), captions)
+  val = write_coco(
+    tmp_path / "captions_val2017.json", range(8, 11), [(7, 9, " a\n b"), (8, 10, "")]
+  )
+  if folders:  # as unpacked
+    for folder, numbers in (("train2017", range(8)), ("val2017", range(8, 11))):
+      (photos / folder).mkdir()
+      for n in numbers:
+        (photos / f"{n}.jpg").rename(photos / folder / f"{n}.jpg")
+  job = prepare.coco([f"train={train}", f"validation={val}"], photos)
+  manifest = run(job, tmp_path)
+  assert {s: (p["images"], p["pairs"]) for s, p in manifest["splits"].items()} == {
+    "train": (8, 40),  # all five captions, though two are equal
+    "validation": (1, 1),
+  }
+  assert manifest["rejected"] == {"empty caption": 1}
+  data = source(tmp_path, "captions/coco")
+  columns = data.columns("file", "caption_ids")
+  assert columns["file"][2] == b"2.jpg"  # the name that judgements use, wherever the file lies
+  assert columns["caption_ids"][2] == [b"110", b"111", b"112", b"113", b"114"]
+  assert source(tmp_path, "captions/coco", "validation").captions() == [["a b"]]
+  rejected = (tmp_path / "out/captions/coco/1.0.0/rejected.tsv").read_text()
+  assert "captions_val2017.json:annotation 8\t10.jpg\tempty caption" in rejected
+
+
+def test_coco_without_splits_is_divided_by_shares(tmp_path, photos):
+  path = write_coco(tmp_path / "c.json", range(20), [(n, n, f"caption {n}") for n in range(20)])
+  options = records.Options(shares=(("train", 0.5), ("test", 0.5)))
+  manifest = run(prepare.coco([str(path)], photos, "mine"), tmp_path, options)
+  assert manifest["splits"].keys() == {"train", "test"} and manifest["kept"] == 20
+  assert manifest["plan"]["name"] == "captions/mine"
+
+
+def test_other_files_than_cocos_captions_are_told_apart(tmp_path, photos):
+  path = write_coco(tmp_path / "c.json", [1], [(5, 1, "a"), (6, 2, "b")])
+  manifest = run(prepare.coco([str(path)], photos), tmp_path)
+  assert manifest["rejected"] == {"missing file": 1}
+  rejected = (tmp_path / "out/captions/coco/1.0.0/rejected.tsv").read_text()
+  assert "c.json:annotation 6\t\tmissing file\timage_id 2 is not among the images" in rejected
+  boxes = {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"id": 5, "image_id": 1}]}
+  for document, sentence in [
+    (boxes, r"like captions_train2017\.json, but it or one of its entries has no 'caption'"),
+    ({"images": [{"id": []}]}, r"has no 'file_name'"),
+    ({"annotations": []}, r"c\.json: should be .* has no 'images'"),
+    ([1], r"c\.json: should be"),
+  ]:
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=sentence):
+      prepare.coco([str(path)], photos)
+  path.write_text("image\tcaption")
+  with pytest.raises(ValueError, match=r"c\.json: should be a JSON file"):
+    prepare.coco([str(path)], photos)
+  for argument, sentence in [
+    ("train=nowhere.json", r"nowhere\.json: there is no such file"),
+    (f"all={path}", r"--coco=all=.*c\.json: split 'all' should be like train or test, not all"),
+  ]:
+    with pytest.raises(ValueError, match=sentence):
+      prepare.coco([argument], photos)

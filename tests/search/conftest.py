@@ -7,11 +7,11 @@ from PIL import Image
 
 import xe_retrieval
 from xe_retrieval import config as config_lib
-from xe_retrieval.calibration import artifact, bank, counts
+from xe_retrieval.calibration import artifact, counts
 from xe_retrieval.calibration.calibrator import Calibrator
 from xe_retrieval.data import mesh, shapes, tokenization
 from xe_retrieval.search import image_sources, update
-from xe_retrieval.towers import dual_encoder, pretrained
+from xe_retrieval.towers import bank, dual_encoder, pretrained
 from xe_retrieval.training import optimizers, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
@@ -47,12 +47,12 @@ def make_workdir(directory, seed=0):
 
 def calibration(model):
   """Made up: the probability rises from 0.12 to 0.9 over the random model's scores."""
-  _, features = model.embed_queries(CAPTIONS)
+  texts, features = model.embed_queries(CAPTIONS)
   centre = features.mean(axis=0)
   centred = features - centre
   centred /= np.linalg.norm(centred, axis=1, keepdims=True)
   images = model.embed_images([shapes.render(shapes.scene(0, "train", i)) for i in range(20)])
-  known = bank.Bank(model.fingerprint(), CAPTIONS, centre, centred, images)
+  known = bank.Bank(model.fingerprint(), CAPTIONS, centre, centred, texts, images, 0.5)
   # The least familiar of the captions has 0.49, UNFAMILIAR has 0.32.
   curve = np.array([-0.48, -0.28]), np.array([-2.0, 2.2])
   calibrator = Calibrator(np.array([]), [curve], np.linspace(0.4, 0.45, 21))

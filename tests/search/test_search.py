@@ -10,9 +10,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.search.conftest import CAPTIONS, UNFAMILIAR
-from xe_retrieval.calibration import artifact, bank
+from xe_retrieval.calibration import artifact
 from xe_retrieval.search import __main__ as command
+from xe_retrieval.search import image_sources, update
 from xe_retrieval.search import searcher as searchers
+from xe_retrieval.towers import bank
 
 
 @pytest.fixture
@@ -42,6 +44,28 @@ def test_cut_at_the_threshold(searcher, model):
     assert answer["best_score"] == pytest.approx(scores[query].max(), abs=1e-4)
   assert found[0]["results"][0]["image"].startswith("/")  # the file itself
   assert len(next(searcher.answers(["a"], top=2, threshold=-1))["results"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["exact", "scann"])
+def test_ranks_by_corrected_scores(photos, model, workdir, tmp_path, monkeypatch, kind):
+  """What the bank takes off rides along in the index; images among each other keep cosines."""
+  config = model.config.copy_and_resolve_references()
+  config.bank.update({"query": 0.5, "image": 0.5, "familiarity": 0.5})
+  known = artifact.read(workdir, model.fingerprint()).bank
+  plain = model.scoring
+  monkeypatch.setattr(model, "scoring", bank.Scoring(config, known))
+  path = tmp_path / "corrected"
+  update.update_index(path, model, workdir, [image_sources.Folder(photos)], kind=kind)
+  searcher = searchers.open_index(path, model=model)
+  asked = [*CAPTIONS[:3], UNFAMILIAR]
+  files = [searcher.collection.full_name(row) for row in range(30)]
+  expected = model.score(asked, files)  # [4, 30]
+  found = list(searcher.answers(asked, top=30, threshold=-9))
+  for scores, answer in zip(expected, found, strict=True):
+    got = {r["image"]: r["score"] for r in answer["results"]}
+    assert got == {f: pytest.approx(s, abs=2e-4) for f, s in zip(files, scores, strict=True)}
+  monkeypatch.setattr(model, "scoring", plain)
+  assert np.abs(model.score(asked, files) - expected).min() > 1e-3
 
 
 def test_a_probability_beside_each_score(searcher):

@@ -229,6 +229,16 @@ def test_too_many_tokens(tiny):
     apply(variables, np.ones((1, 7), np.int32), method="embed_text")
 
 
+def test_dropout_of_features_has_its_rate_and_keeps_the_mean():
+  x = jnp.ones((400, 203))  # a width that four does not divide
+  for rate in (0.3, 0.7):
+    kept = np.asarray(dual_encoder._dropout(jax.random.key(0), x, rate))
+    assert len(np.unique(kept)) == 2 and kept.shape == x.shape
+    assert np.mean(kept == 0) == pytest.approx(rate, abs=0.01)
+    assert kept.mean() == pytest.approx(1, abs=0.02)
+    assert np.abs(np.corrcoef((kept > 0).T)[0, 1:5]).max() < 0.2  # bytes of one word
+
+
 def test_dropout_of_features_is_for_training_only(tiny):
   config = tiny(SMALLER)
   config.text.dropout, config.text.feature_dropout = 0.0, 0.5

@@ -10,7 +10,7 @@ from PIL import Image
 
 from xe_retrieval import main, prepare
 from xe_retrieval import model as models
-from xe_retrieval.data import pipeline, shapes, tokenization
+from xe_retrieval.data import image_folder, pipeline, shapes, tokenization
 from xe_retrieval.evaluation import embedded
 from xe_retrieval.preparation import records
 from xe_retrieval.towers import dual_encoder
@@ -37,7 +37,7 @@ def parts(config):
 
 
 def files(config):
-  return sorted(f.name for f in features._directory(config).iterdir())
+  return sorted(f.name for f in features.directory(config).iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +138,26 @@ def test_other_weights_sizes_or_data_make_another_cache(frozen, tmp_path):
   assert all(f.endswith(".npy") for f in files(frozen))
 
 
-def test_an_interrupted_table_resumes_where_it_stopped(frozen, tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["a split", "a folder", "mirrored"])
+def test_an_interrupted_table_resumes_where_it_stopped(frozen, tmp_path, monkeypatch, what):
   frozen.data.dir = str(tmp_path)
   monkeypatch.setattr(features, "BATCH", 1)
-  model, variables, tokenizer, source = parts(frozen)
-  arguments = (frozen, model, variables, tokenizer, source)
-  whole = np.array(features.tables(*arguments)["image"])
-  (path,) = [p for p in features._directory(frozen).iterdir() if "image" in p.name]
+  *arguments, source = (frozen, *parts(frozen))
+  if what == "a folder":
+    (tmp_path / "photos").mkdir()
+    for i in range(24):
+      Image.fromarray(shapes.render(shapes.scene(0, "train", i))).save(tmp_path / f"photos/{i}.png")
+    (tmp_path / "photos" / "5.png").write_bytes(b"broken")
+    source = image_folder.open_images(str(tmp_path / "photos"))
+  frozen.data.views = 2 if what == "mirrored" else 1
+  name = "mirrored" if what == "mirrored" else "image"
+
+  def compute():
+    return features.tables(*arguments, source, towers=("image",))[name]
+
+  whole = np.array(compute())
+  path = sorted(features.directory(frozen).iterdir(), key=lambda path: len(path.name))[-1]
+  assert path.name.startswith(f"{source.split}-image-") and len(whole) == len(source)
   path.unlink()
 
   real = pipeline.image_batches
@@ -157,17 +170,91 @@ def test_an_interrupted_table_resumes_where_it_stopped(frozen, tmp_path, monkeyp
 
   monkeypatch.setattr(pipeline, "image_batches", interrupted)
   with pytest.raises(KeyboardInterrupt):
-    features.tables(*arguments)
+    compute()
   part = path.with_suffix(".part")
   assert path.with_suffix(".batches").read_text() == "16" and not path.exists()
   table = np.lib.format.open_memmap(part, "r+")
   table[3] = 7  # stays, because finished batches are not computed again
   table.flush()
   monkeypatch.setattr(pipeline, "image_batches", real)
-  found = features.tables(*arguments)["image"]
+  found = compute()
   assert (found[3] == 7).all()
   np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(whole, 3, 0))
   assert {p.suffix for p in path.parent.iterdir()} == {".npy"}
+
+
+def test_a_record_shows_its_photo_or_the_mirror_image_unless_its_caption_has_sides(frozen):
+  frozen.data.name, frozen.data.views, frozen.steps = "shapes/64", 2, 12  # three epochs
+  model, variables, tokenizer, source = parts(frozen)
+  tables = features.tables(frozen, model, variables, tokenizer, source)
+  (images,) = pipeline.image_batches(source, frozen.image.size, len(source))
+  right = model.apply(variables, images[:, :, ::-1], method="image_features")
+  np.testing.assert_allclose(tables["mirrored"], right, rtol=1e-4, atol=1e-5)
+  captions = [record[0] for record in source.captions()]
+  sided = np.array(["left" in c or "right" in c for c in captions])
+  assert 1 < sided.sum() < 32
+  choose, seen = pipeline.choice(len(source), frozen), []
+  for step, batch in enumerate(features.batches(source, tokenizer, frozen, tables)):
+    records, draws = choose(step)
+    mirror = (draws >= 2**62) & ~sided[records]
+    expected = np.where(mirror[:, None], tables["mirrored"][records], tables["image"][records])
+    np.testing.assert_array_equal(batch["image_features"], expected)
+    seen.append(mirror[~sided[records]])
+  assert 0.35 < np.concatenate(seen).mean() < 0.65
+  later = list(features.batches(source, tokenizer, frozen, tables, start=step))
+  np.testing.assert_array_equal(later[0]["image_features"], expected)
+  plain = {name: table for name, table in tables.items() if name != "mirrored"}
+  last = list(features.batches(source, tokenizer, frozen, plain, start=step))[0]
+  chex.assert_trees_all_equal(
+    *({k: v for k, v in b.items() if k != "image_features"} for b in (last, later[0]))
+  )
+
+
+def test_distractors_of_a_folder_are_embedded_from_cached_features(frozen, tmp_path):
+  frozen.data.dir = str(tmp_path)
+  *rest, source = parts(frozen)
+  (tmp_path / "photos").mkdir()
+  for i in range(5):
+    (tmp_path / "photos" / f"{i}.png").write_bytes(source.image(i))
+  encoder = models.Encoder(frozen, *rest, devices=ONE)
+  folder = image_folder.open_images(str(tmp_path / "photos"))
+  tables = features.of(encoder, folder, ("image",))
+  assert [f[:13] for f in files(frozen)] == ["images-image-"]
+  found = embedded.images(encoder, folder, tables)
+  assert (found.captions, found.scenes, found.names) == (None, None, None)
+  np.testing.assert_allclose(found.vectors, encoder.embed_source(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("caption", "sided"),
+  [
+    ("a dog on the left", True),
+    ("The LEFTMOST of two", True),
+    ("his right-hand glove", True),
+    ("turning rightwards", True),
+    ("a bright cleft upright", False),
+  ],
+)
+def test_captions_with_sides(caption, sided):
+  assert bool(features._SIDED.search(caption)) == sided
+
+
+def test_only_training_sees_mirrored_photos(frozen, tmp_path):
+  frozen.data.dir, frozen.data.views = str(tmp_path), 2
+  *rest, source = parts(frozen)
+  assert set(features.tables(frozen, *rest, source)) == {"text", "image", "mirrored"}
+  mirrored, plain = (name for name in files(frozen) if name.startswith("train-image-"))
+  assert mirrored == plain.replace(".npy", "-mirrored.npy")
+  validation = pipeline.Source(frozen.data.name, frozen.data.dir, "validation")
+  assert set(features.tables(frozen, *rest, validation)) == {"text", "image"}
+  encoder = models.Encoder(frozen, *rest, devices=ONE)
+  assert set(features.of(encoder, source)) == {"text", "image"}
+  frozen.data.views = 3
+  with pytest.raises(ValueError, match=r"config\.data\.views=3 should be 1 or 2"):
+    features.tables(frozen, *rest, source)
+  frozen.data.views, frozen.image.freeze = 2, "none"
+  with pytest.raises(ValueError, match=r"config\.data\.views=2 needs a frozen image tower"):
+    features.tables(frozen, *rest, source)
 
 
 def test_an_augmented_or_learning_tower_is_not_cached(frozen):
@@ -177,6 +264,12 @@ def test_an_augmented_or_learning_tower_is_not_cached(frozen):
   assert features.cacheable(frozen) == set()
   frozen.text.freeze = str(frozen.text.layers)  # the same as "all"
   assert features.cacheable(frozen) == {"text"}
+
+
+def test_without_a_frozen_tower_the_split_is_not_read(config, monkeypatch):
+  *rest, source = parts(config)
+  monkeypatch.setattr(source, "read", None)  # a call would fail
+  assert features.tables(config, *rest, source) == {}
 
 
 def test_loss_seed_optimiser_and_head_share_a_cache(frozen, tmp_path):

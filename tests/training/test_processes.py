@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -21,14 +23,14 @@ from xe_retrieval.training.checkpoints import Checkpoints
 SCRIPT = ROOT / "launch" / "local_processes.sh"
 
 
-def launch(*arguments):
+def launch(*arguments, code=0):
   """Runs 2 processes × 2 CPU devices, as a user starts them -> what they print."""
   env = dict(os.environ, JAX_NUM_CPU_DEVICES="2", PYTHON=sys.executable, PYTHONPATH=str(ROOT))
   out = subprocess.run(
     [SCRIPT, "2", "--", sys.executable, *arguments],
     env=env, cwd=ROOT, text=True, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
   )  # fmt: skip
-  assert out.returncode == 0, out.stdout[-3000:]
+  assert out.returncode == code, out.stdout[-3000:]
   return out.stdout
 
 
@@ -90,6 +92,99 @@ os.write(1, f"stopped at {n}|".encode())
 def test_a_signal_to_one_process_stops_both_one_step_later(number):
   printed = launch("-c", SIGNALLED.replace("SIGNAL)", f"{number})"))
   assert printed.count("stopped at 4|") == 2
+
+
+FAILING = """
+import os, sys
+from xe_retrieval.training import processes
+import jax
+
+processes.join()
+try:
+  with processes.primary_first("data"):
+    if jax.process_index() == 0:
+      raise OSError("the disk is full")
+except (OSError, ValueError) as error:
+  os.write(1, f"{type(error).__name__} {error}|".encode())
+said = processes.exchange("health", "ill" if jax.process_index() else "")
+os.write(1, f"{said}|".encode())
+with processes.primary_first("data"):  # the same name again
+  os.write(1, b"went on|")
+"""
+
+
+def test_a_failure_of_process_0_releases_the_others():
+  printed = launch("-c", FAILING)
+  assert "OSError the disk is full|" in printed
+  assert "ValueError process 0 failed: the disk is full|" in printed
+  assert printed.count("['', 'ill']|") == 2 and printed.count("went on|") == 2
+
+
+ONE_CANNOT_READ = """
+import os, sys
+import jax
+from xe_retrieval.training import checkpoints, processes
+
+processes.join()
+
+def read(self, step, like):
+  if step == 4 and jax.process_index() == 1:
+    raise OSError(sys.argv[1])
+  return {"model": {}, "training": {}, "run": {"checksums": {}}}
+checkpoints.Checkpoints._read = read
+checkpoints.TrainState = dict
+workdir = sys.argv[2]
+found = checkpoints.Checkpoints(workdir)
+try:
+  found.resume(None)
+  os.write(1, b"resumed|")
+except OSError as error:
+  os.write(1, f"{error}|".encode())
+"""
+
+
+@pytest.mark.parametrize("text", ["stale file handle", "DATA_LOSS: checksum"])
+def test_all_processes_decide_together_whether_a_checkpoint_is_damaged(workdir, text):
+  printed = launch("-c", ONE_CANNOT_READ, text, str(workdir))
+  kept = (workdir / "checkpoints" / "4").exists()
+  if "DATA_LOSS" in text:
+    assert printed.count("resumed|") == 2 and not kept and (workdir / "damaged" / "4").exists()
+  else:
+    assert printed.count("checkpoint 4 of") == printed.count("cannot be read (stale") == 2 and kept
+
+
+@pytest.mark.slow
+def test_a_slurm_job_that_gets_sigterm_is_requeued_and_goes_on(config, finished, tmp_path):
+  """launch/slurm.sh itself; `srun` starts two processes here, and one of them gets the signal."""
+  bin_, shared = tmp_path / "bin", tmp_path / "shared"
+  bin_.mkdir()
+  (bin_ / "activate").write_text("")
+  programs = {
+    "srun": f'while [[ $1 == -* ]]; do shift; done; exec {SCRIPT} 2 -- "$@"',
+    "scontrol": f'echo "$@" >> {tmp_path}/asked',
+    "python": f'exec {sys.executable} "$@"',
+  }
+  for name, body in programs.items():
+    (bin_ / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+    (bin_ / name).chmod(0o755)
+  config.steps, config.log_every, config.data.dir = 400, 1, ""
+  config.eval_every = config.checkpoint_every = 400
+  train = " ".join(command(config, tmp_path / "job")[2:3])
+  env = dict(os.environ, PATH=f"{bin_}:{os.environ['PATH']}", VIRTUAL_ENV=str(tmp_path))
+  env |= dict(SHARED=str(shared), TRAIN=train, SLURM_JOB_ID="17", PYTHONPATH=str(ROOT))
+  job = subprocess.Popen(["bash", ROOT / "launch" / "slurm.sh"], env=env, cwd=ROOT)
+  workdir = shared / "runs" / "cc"
+  while not (workdir / "metrics.jsonl").exists() or len(losses(workdir)) < 3:
+    assert job.poll() is None, "it ended before the signal"
+    time.sleep(0.05)
+  one = subprocess.check_output(["pgrep", "-f", f"main .*{workdir}"], text=True).split()
+  for pid in one:
+    if b"JAX_PROCESS_ID=1" in pathlib.Path(f"/proc/{pid}/environ").read_bytes():
+      os.kill(int(pid), signal.SIGTERM)
+  assert job.wait(120) == main.STOPPED
+  assert (tmp_path / "asked").read_text() == "requeue 17\n"
+  (step,) = (p.name for p in (workdir / "checkpoints").iterdir() if p.name.isdecimal())
+  assert 3 <= int(step) < 400 and len(losses(workdir)) == int(step)
 
 
 def test_killed_in_a_save_nothing_is_lost(config, finished, tmp_path, capsys):

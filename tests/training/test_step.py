@@ -120,7 +120,18 @@ def test_gradient_clipping_and_the_moving_average(config):
   np.testing.assert_allclose(optax.global_norm(moved), 0.01, rtol=1e-2)
   assert metrics["gradient_norm/text"] > 0.01  # logged before clipping
   mean = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, variables["params"], state.params)
-  chex.assert_trees_all_close(state.ema, mean, atol=1e-7)
+  chex.assert_trees_all_close(state.ema["params"], mean, atol=1e-7)
+
+
+def test_the_moving_average_of_the_parameters_has_that_of_the_statistics(config):
+  config.image.batch_norm, config.ema_decay = "sync", 0.75
+  variables, state, _ = take(config)
+  state = jax.device_get(state)
+  mean = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, variables["batch_stats"], state.batch_stats)
+  used = state.variables()["batch_stats"]
+  chex.assert_trees_all_close(used, mean, rtol=1e-5)
+  live = jax.tree.leaves(state.batch_stats)
+  assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(jax.tree.leaves(used), live, strict=True))
 
 
 def test_percentiles_of_scores_are_those_of_the_matrix(config):

@@ -1,14 +1,17 @@
 """The loop: reproducible, the same on any number of devices, bit-identical after a resume."""
 
+import gc
 import json
 import os
 import re
 import signal
 import threading
 import time
+import weakref
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tensorboard.compat.proto import event_pb2
@@ -120,6 +123,19 @@ def test_a_restored_model_embeds_like_the_trained_one(config, finished):
   np.testing.assert_allclose(
     figures.headline(pairs)["pr_auc"], logged["validation/pr_auc"], rtol=1e-3
   )
+
+
+def test_validation_keeps_no_weights_on_the_devices(config, finished):
+  """With a sharded state, a replica of all weights would stay on every device."""
+  encoder = models.restore(finished[0], "latest")
+  source = pipeline.Source(config.data.name, config.data.dir, "validation")
+  validate = figures.validation(encoder.config, encoder.model, encoder.tokenizer, source, {}, ONE)
+  variables = jax.tree.map(jnp.array, jax.device_get(encoder.variables))
+  kept = [weakref.ref(x) for x in jax.tree.leaves(variables)]
+  assert validate(variables)["queries"] == len(source)
+  del variables
+  gc.collect()
+  assert not any(x() is not None for x in kept)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

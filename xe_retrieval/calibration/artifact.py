@@ -10,14 +10,14 @@ import pathlib
 
 import numpy as np
 
-from xe_retrieval.calibration import bank as banks
 from xe_retrieval.calibration import fitting
 from xe_retrieval.calibration.calibrator import Calibrator, Queries
-from xe_retrieval.calibration.counts import CONFIDENCE, Counts
+from xe_retrieval.calibration.counts import CONFIDENCE, LEVELS, Counts
 from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.towers import bank as banks
 
 NAME = "calibration.json"
-FORMAT = 1
+FORMAT = 2
 DEFAULT_PROBABILITY = 0.5
 
 
@@ -39,11 +39,27 @@ class Meaning:
   relevance: str  # a key of relevance.MEANING
   calibrator: Calibrator
   counts: Counts
+  larger: "Meaning | None" = None  # in the gallery with its distractors, where there were any
+
+  def at(self, images: int) -> "Meaning":
+    """That of the gallery whose size is nearest to a collection's: less is extrapolated."""
+    known = [self, *([self.larger] if self.larger else [])]
+    return min(known, key=lambda one: abs(np.log(max(images, 1) / one.counts.images)))
 
   def probability(self, logits, images: int):
     """Log-odds of the calibrator -> probabilities in a collection of that many images."""
     logits = np.asarray(logits)
-    return 0.5 * (1 + np.tanh((logits + self.counts.shift(logits, images)) / 2))
+    shift = np.interp(logits, LEVELS, self._levels(images) - LEVELS)
+    return 0.5 * (1 + np.tanh((logits + shift) / 2))
+
+  def _level(self, logit, images):
+    """Which log-odds of the calibrator become this one in a collection of that size."""
+    return float(np.interp(logit, self._levels(images), LEVELS, -np.inf, np.inf))
+
+  def _levels(self, images):
+    """What LEVELS become in a collection of that size, float64 [L], rising."""
+    levels = LEVELS + self.counts.shifts(images) + 1e-9 * np.arange(len(LEVELS))
+    return np.maximum.accumulate(levels)
 
   def cut(
     self, images, min_probability=None, max_wrong=None, min_precision=None, guarantee=False
@@ -61,9 +77,20 @@ class Meaning:
     else:
       value = DEFAULT_PROBABILITY if min_probability is None else min_probability
       asked, odds = "probability", value / max(1 - value, 1e-9)
-      logit = counts.level(float(np.log(max(odds, 1e-9))), images)
+      logit = self._level(float(np.log(max(odds, 1e-9))), images)
     expect = None if logit is None else counts.expect(logit, images)
     return Cut(asked, value, logit, None, expect)
+
+  def to_dict(self) -> dict:
+    larger = self.larger and self.larger.to_dict()
+    parts = {"calibrator": self.calibrator.to_dict(), "counts": self.counts.to_dict()}
+    return parts | {"larger": larger}
+
+  @classmethod
+  def from_dict(cls, relevance, fields):
+    calibrator = Calibrator.from_dict(fields["calibrator"])
+    larger = fields["larger"] and cls.from_dict(relevance, fields["larger"])
+    return cls(relevance, calibrator, Counts.from_dict(fields["counts"]), larger)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +121,7 @@ class Calibration:
     for meaning in self.meanings:
       content["relevance"][meaning.relevance] = {
         "relevant": relevances.MEANING[meaning.relevance],
-        "calibrator": meaning.calibrator.to_dict(),
-        "counts": meaning.counts.to_dict(),
+        **meaning.to_dict(),
       }
     part = directory / f"{NAME}.part"
     part.write_text(json.dumps(content, allow_nan=False) + "\n")
@@ -103,9 +129,20 @@ class Calibration:
 
 
 def make(pairs, gallery, sources, bank, about: dict) -> Calibration:
-  """Fitted on embedded pairs and a gallery [Images], by each source of relevance."""
+  """Fitted on embedded pairs and their images, by each source of relevance.
+
+  `gallery` [Images] begins with these; with more, there is a second fit in all of it, since as a
+  rule the model was trained on the distractors.
+  """
   queries = fitting.describe(bank, pairs.text, pairs.features)
-  meanings = [Meaning(s.name, *fitting.fit(pairs, gallery, s, queries)) for s in sources]
+
+  def fit(source, parts, larger=None):
+    return Meaning(source.name, *fitting.fit(pairs, gallery[:parts], source, queries), larger)
+
+  meanings = []
+  for source in sources:
+    parts = min(source.parts, len(gallery))
+    meanings.append(fit(source, 1, fit(source, parts) if parts > 1 else None))
   return Calibration(about, meanings, bank)
 
 
@@ -120,9 +157,7 @@ def read(directory, fingerprint: str) -> Calibration | None:
       raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
     parts = content.pop("relevance")
     meanings = [
-      Meaning(name, Calibrator.from_dict(p["calibrator"]), Counts.from_dict(p["counts"]))
-      for name, p in parts.items()
-      if name in relevances.MEANING
+      Meaning.from_dict(name, p) for name, p in parts.items() if name in relevances.MEANING
     ]
     _ = [content[key] for key in ("dataset", "split", "queries", "images", "model")]
     if not meanings:

@@ -1,9 +1,11 @@
 """Score → log-odds that the image is relevant to the query: monotone in the score, query by query.
 
-The same score means more from a precise query than from a vague one. So queries are grouped by how
-they score against the bank's images, by the mean and the standard deviation: a vague query scores
-alike everywhere, a precise one high against few. Each group has a rising piecewise-linear function
-from score to log-odds, fitted to counts of all its pairs; how many groups, held-out queries decide.
+The same score means more from a precise query than from a vague one, and more from one that many
+images answer. So queries are grouped by how they score against the bank's images, by the mean and
+the standard deviation (a vague query scores alike everywhere, a precise one high against few), and
+by their familiarity: what many captions say is true of many images. Each group has a rising
+piecewise-linear function from score to log-odds, fitted to counts of all its pairs; how many groups
+there are, held-out queries decide.
 
     z(s, x) = curve of x's group at s + log π(x)
 
@@ -17,7 +19,9 @@ import numpy as np
 from scipy import optimize
 
 CELL = 0.0025  # scores are counted in cells of this width
-CELLS = int(2 / CELL)
+LIMIT = 2  # between −LIMIT and LIMIT: cosines, and what a bank makes of them
+CELLS = int(2 * LIMIT / CELL)
+MIDDLES = CELL * (np.arange(CELLS) + 0.5) - LIMIT
 DEPTH = 6  # up to 2⁶ groups
 GAP = 1e-5  # between the values of queries of two groups, at least
 FEWEST = 20  # queries of a group, in the mean
@@ -38,6 +42,10 @@ class Queries:
 
   def __len__(self):
     return len(self.level)
+
+  def known(self, depth: int):
+    """By what the tree of groups splits at this depth, float64 [Q]."""
+    return (self.spread, self.familiarity, self.level)[depth % 3]
 
   def __getitem__(self, rows):
     return Queries(self.level[rows], self.spread[rows], self.familiarity[rows])
@@ -97,12 +105,12 @@ class Calibrator:
 
 
 def grow(queries: Queries, depth: int = DEPTH):
-  """The cuts of a tree that halves the queries by spread, then by level, then by spread, …"""
+  """The cuts of a tree that halves the queries by spread, familiarity, level, spread, …"""
   cuts, groups = [], [np.arange(len(queries))]
-  alike = not np.ptp(queries.level) and not np.ptp(queries.spread)
+  alike = not any(np.ptp(queries.known(at)) for at in range(3))
   depth = 0 if alike else min(depth, max(len(queries) // FEWEST, 1).bit_length() - 1)
   for at in range(depth):
-    values = (queries.spread, queries.level)[at % 2]
+    values = queries.known(at)
     halves = []
     for rows in groups:
       cut = _between(values[rows])
@@ -131,7 +139,7 @@ def assign(cuts, queries: Queries):
   depth = (len(cuts) + 1).bit_length() - 1
   group = np.zeros(len(queries), np.int64)
   for at in range(depth):
-    values = (queries.spread, queries.level)[at % 2]
+    values = queries.known(at)
     group = 2 * group + (values > cuts[2**at - 1 + group])
   return group
 
@@ -144,7 +152,7 @@ def fit(cuts, histograms, queries: Queries) -> tuple[Calibrator, list[Calibrator
   half: what is counted with it is not what it was fitted on.
   """
   deepest = (len(cuts) + 1).bit_length() - 1
-  depths = sorted({0, *range(deepest, -1, -2)})
+  depths = range(deepest + 1)
   merged = {d: histograms.reshape(2, 2**d, -1, 2, CELLS).sum(axis=2) for d in depths}
   others = {d: [_curves(h[1]), _curves(h[0])] for d, h in merged.items()}
   likelihood = {d: sum(map(_log_likelihood, others[d], merged[d])) for d in depths}
@@ -163,15 +171,14 @@ def _curves(histograms):
 
 def _curve(relevant, irrelevant):
   """Monotone piecewise-linear logistic regression on counted scores -> knots, values."""
-  middle = -1 + CELL * (np.arange(CELLS) + 0.5)
   right, wrong = relevant.sum(), irrelevant.sum()
   place = np.cumsum(relevant / max(right, 1) + irrelevant / max(wrong, 1))
-  knots = np.interp(np.array(KNOTS) / 100 * place[-1], place, middle)
+  knots = np.interp(np.array(KNOTS) / 100 * place[-1], place, MIDDLES)
   knots = knots[np.concatenate([[True], np.diff(knots) > 4 * CELL])]
   if len(knots) < 2:
     knots = np.array([knots[0] - 0.05, knots[0] + 0.05])
   used = relevant + irrelevant > 0
-  x = np.concatenate([_segments(middle[used], knots), np.ones((used.sum(), 1))], axis=1)
+  x = np.concatenate([_segments(MIDDLES[used], knots), np.ones((used.sum(), 1))], axis=1)
   # Half a pair of each kind at the ends: the odds stay finite where one kind is missing.
   r, n = relevant[used].astype(float), (relevant + irrelevant)[used].astype(float)
   r[-1] += 0.5
@@ -216,9 +223,8 @@ def _prolonged(knots, values, far=1e3):
 
 
 def _log_likelihood(curves, histograms):
-  middle = -1 + CELL * (np.arange(CELLS) + 0.5)
   total = 0.0
   for (knots, values), (relevant, irrelevant) in zip(curves, histograms, strict=True):
-    z = np.interp(middle, *_prolonged(knots, values))
+    z = np.interp(MIDDLES, *_prolonged(knots, values))
     total -= (relevant + irrelevant) @ np.logaddexp(0, z) - relevant @ z
   return total

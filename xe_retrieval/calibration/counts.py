@@ -39,27 +39,16 @@ class Counts:
   squares: np.ndarray  # float64 [3, L]: Σ r², Σ r·t, Σ t² over groups, t = relevant + irrelevant
   answered: np.ndarray  # int64 [L]: queries with at least one pair
 
-  def shift(self, logits, images: int):
-    """Log-odds in the gallery [...] -> what to add to them in a collection of that many images."""
-    return np.interp(logits, LEVELS, self._shifts(images))
-
-  def level(self, logit: float, images: int) -> float:
-    """The inverse: which log-odds in the gallery become this one in a collection of that size."""
-    return float(np.interp(logit, LEVELS + self._shifts(images), LEVELS, -np.inf, np.inf))
-
-  def _shifts(self, images):
-    """float64 [L], such that LEVELS + shifts rise."""
-    at = np.arange(len(LEVELS))
-    low, high = (np.clip(at + d, 0, at[-1]) for d in (-WINDOW, WINDOW))
-    own, relevant = (x[low] - x[high] for x in (self.own, self.relevant))
+  def shifts(self, images: int):
+    """float64 [L]: what to add to log-odds of LEVELS in a collection of that many images."""
+    own, relevant = _around(self.own), _around(self.relevant)
     # Too few relevant pairs around a level: those from there on, or else all.
     for more in (self.own, self.relevant), (self.own[0], self.relevant[0]):
       few = relevant < SUPPORT
       own, relevant = np.where(few, more[0], own), np.where(few, more[1], relevant)
     share = own / np.maximum(relevant, 1)
     scale = share * self._scale_own(images) + (1 - share) * images / self.images
-    factor = scale / self._scale_irrelevant(images)
-    return np.maximum.accumulate(LEVELS + np.log(factor) + 1e-9 * at) - LEVELS
+    return np.log(scale / self._scale_irrelevant(images))
 
   def precision(self, images: int):
     """Of everything from each level on, in a collection of that many images; NaN: nothing."""
@@ -163,6 +152,13 @@ class Counts:
     if min(fields["images"], fields["queries"]) < 1:
       raise ValueError("it was made of no images or queries")
     return cls(**fields)
+
+
+def _around(counts):
+  """Pairs from each level on [L] -> pairs around each level [L]."""
+  at = np.arange(len(LEVELS))
+  low, high = (np.clip(at + d, 0, at[-1]) for d in (-WINDOW, WINDOW))
+  return counts[low] - counts[high]
 
 
 def _times_odds(p, factor):

@@ -4,7 +4,7 @@ import numpy as np
 
 from xe_retrieval.calibration import calibrator as calibrators
 from xe_retrieval.calibration import counts as counting
-from xe_retrieval.calibration.calibrator import CELL, CELLS, Calibrator, Queries
+from xe_retrieval.calibration.calibrator import CELL, CELLS, LIMIT, Calibrator, Queries
 from xe_retrieval.evaluation import relevance as relevances
 
 
@@ -26,7 +26,7 @@ def fit(pairs, gallery, relevance, queries: Queries) -> tuple[Calibrator, counti
   histograms = np.zeros((2, len(cuts) + 1, 2, CELLS), np.int64)
   done = 0
   for _, scores, right in relevances.scored(pairs, gallery, relevance, "calibrating"):
-    cells = np.clip(((scores + 1) / CELL).astype(np.int64), 0, CELLS - 1)
+    cells = np.clip(((scores + LIMIT) / CELL).astype(np.int64), 0, CELLS - 1)
     for cell, yes in zip(cells, right, strict=True):
       into = histograms[half[done], group[done]]
       into[0] += np.bincount(cell[yes], minlength=CELLS)

@@ -23,11 +23,12 @@ def judge(calibration, pairs, gallery, sources) -> list[dict]:
   queries = calibration.queries(pairs.text, pairs.features)
   for meaning, source in _matching(calibration, sources, gallery):
     here = fitting.count(pairs, gallery, source, queries, meaning.calibrator)
+    counts = meaning.counts
     for target in TARGETS:
       for guarantee in (False, True):
-        logit = meaning.counts.at_precision(target, images, guarantee)
+        logit = counts.at_precision(target, images, guarantee)
         row = {"relevance": source.name, "target": target, "gallery": images}
-        rows.append(row | {"guarantee": guarantee} | _kept(meaning.counts, here, logit, images))
+        rows.append(row | {"guarantee": guarantee} | _kept(counts, here, logit, images))
   return rows
 
 
@@ -56,7 +57,7 @@ def shown_probability(calibration, pairs, gallery, sources) -> dict:
   for meaning, source in _matching(calibration, sources, gallery):
     shown, right = [], []
     for rows, scores, relevant in relevances.scored(pairs, gallery, source):
-      top = np.argsort(-scores, axis=1, kind="stable")[:, :TOP]
+      top = np.argpartition(-scores, min(TOP, scores.shape[1]) - 1, axis=1)[:, :TOP]
       logits = meaning.calibrator.logit(np.take_along_axis(scores, top, axis=1), queries[rows])
       shown.append(meaning.probability(logits, images).ravel())
       right.append(np.take_along_axis(relevant, top, axis=1).ravel())
@@ -81,6 +82,13 @@ def reliability(shown, right) -> dict:
 
 
 def _matching(calibration, sources, gallery):
-  """The meanings and sources of one name, where the source knows the whole gallery."""
+  """The meanings at this size and sources of one name that know the whole gallery.
+
+  Where people have judged, but the calibration knows none of their judgements, they judge its best.
+  """
   known = {source.name: source for source in sources if source.parts >= len(gallery)}
-  return [(m, known[m.relevance]) for m in calibration.meanings if m.relevance in known]
+  found = [(m, known[m.relevance]) for m in calibration.meanings if m.relevance in known]
+  if "people" in known and "people" not in [m.relevance for m, _ in found]:
+    found.append((calibration.best, known["people"]))
+  images = sum(len(part.vectors) for part in gallery)
+  return [(meaning.at(images), source) for meaning, source in found]

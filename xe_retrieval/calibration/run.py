@@ -1,34 +1,46 @@
 """One evaluation of a trained model: its data, what is searched besides, what its scores mean."""
 
+import dataclasses
+import functools
+import pathlib
 import sys
 
 from xe_retrieval import model as models
 from xe_retrieval.calibration import artifact, promises
-from xe_retrieval.calibration import bank as banks
-from xe_retrieval.data import pipeline
+from xe_retrieval.data import image_folder, pipeline
 from xe_retrieval.evaluation import embedded
 from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.towers import bank as banks
 from xe_retrieval.towers import sentence_encoder
 from xe_retrieval.training import features
 
 
 class Run:
-  """A model, its data, and the images that are searched besides."""
+  """A model, its data, and the images that are searched besides.
 
-  def __init__(self, workdir, distractors, people):
+  `plain_distractors` have unit vectors, `distractors` those of the scores in use.
+  """
+
+  def __init__(self, workdir, distractors=(), people=None, checkpoint="best"):
     self.workdir, self.people = workdir, people
-    self.encoder = models.restore(workdir)
+    self.encoder = models.restore(workdir, checkpoint)
     self.config = self.encoder.config
     self.calibration_split = self.config.get("calibration_split", "validation")
     self.names = list(distractors)
-    self.distractors = [self._images(text) for text in distractors]
+    self.plain_distractors = [self._images(text) for text in distractors]
+    self.distractors = [self._corrected(images) for images in self.plain_distractors]
     self._sentences = None
 
   def embed(self, dataset, split):
-    """-> Pairs of a split, and what its data set is called."""
+    """-> Pairs of a split as unit vectors, and what its data set is called."""
     source = self._source(dataset or self.config.data.name, split)
     tables = features.of(self.encoder, source)
     return embedded.embed(self.encoder, source, tables, progress=True), source.name
+
+  def correct(self, pairs):
+    """Pairs with unit vectors -> with those whose products are the scores in use."""
+    text = self.scoring.text(pairs.text, pairs.features)
+    return dataclasses.replace(pairs, text=text, images=self._corrected(pairs.images))
 
   def sources(self, pairs):
     """Every source of relevance that these data have."""
@@ -37,7 +49,7 @@ class Run:
   def calibrate(self, pairs, sources, dataset, split):
     """Fits what scores mean on these pairs, by each source of relevance."""
     about = {
-      "model": self.encoder.fingerprint(),
+      "model": self.fingerprint,
       "dataset": dataset,
       "split": split,
       "step": self.encoder.step,
@@ -46,17 +58,21 @@ class Run:
       "distractors": self.names,
     }
     gallery = [pairs.images, *self.distractors]
-    return artifact.make(pairs, gallery, sources, self._bank(), about)
+    return artifact.make(pairs, gallery, sources, self.bank, about)
 
   def calibration(self):
     """That of the workdir; if it has none of this checkpoint, it is made and written."""
-    if known := artifact.read(self.workdir, self.encoder.fingerprint()):
-      return known
+    try:
+      if known := artifact.read(self.workdir, self.fingerprint):
+        return known
+    except ValueError as e:
+      print(f"calibrated anew: {e}", file=sys.stderr)
     try:
       pairs, name = self.embed("", self.calibration_split)
     except ValueError as e:
       print(f"not calibrated: {e}", file=sys.stderr)
       return None
+    pairs = self.correct(pairs)
     made = self.calibrate(pairs, self.sources(pairs), name, self.calibration_split)
     made.write(self.workdir)
     return made
@@ -90,20 +106,41 @@ class Run:
     except ValueError:
       return None
 
-  def _bank(self):
+  @functools.cached_property
+  def fingerprint(self):
+    return self.encoder.fingerprint()
+
+  @functools.cached_property
+  def bank(self):
+    """That of the workdir, made now if there is none of this model; None: its data are gone."""
+    try:
+      if known := banks.read(self.workdir, self.fingerprint):
+        return known
+    except ValueError as e:
+      print(f"made anew: {e}", file=sys.stderr)
     try:
       source = self._source(self.config.data.name, "train")
     except ValueError as e:
       print(f"no bank of training captions: {e}", file=sys.stderr)
       return None
-    return banks.make(self.encoder, source, features.of(self.encoder, source))
+    size = self.config.get("bank", {}).get("size", banks.SIZE)
+    made = banks.make(self.encoder, source, features.of(self.encoder, source), size)
+    made.write(pathlib.Path(self.workdir) / banks.NAME)
+    return made
+
+  @functools.cached_property
+  def scoring(self):
+    return banks.Scoring(self.config, self.bank if banks.correction(self.config) else None)
+
+  def _corrected(self, images):
+    return dataclasses.replace(images, vectors=self.scoring.image(images.vectors))
 
   def _sentence_encoder(self):
     """The one that tells which captions say the same; None if there is none at hand."""
     path = self.config.get("caption_encoder", "")
     if path and self._sentences is None:
       try:
-        self._sentences = sentence_encoder.load(path)
+        self._sentences = sentence_encoder.load(path, features.directory(self.config))
       except (OSError, ValueError) as e:
         print(f"relevance by captions is left out: {e}", file=sys.stderr)
     return self._sentences
@@ -112,9 +149,6 @@ class Run:
     return pipeline.Source(name, self.config.data.dir, split)
 
   def _images(self, text):
-    name, colon, split = text.rpartition(":")
-    if not colon:
-      raise ValueError(f"--distractors={text} should be DATASET:SPLIT, as in shapes/20000:train")
-    source = self._source(name, split)
+    source = image_folder.open_images(text, self.config.data.dir)
     tables = features.of(self.encoder, source, ("image",))
     return embedded.images(self.encoder, source, tables, progress=True)

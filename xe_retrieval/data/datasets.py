@@ -15,7 +15,7 @@ from etils import epath
 from PIL import Image
 from tqdm import tqdm
 
-from xe_retrieval.data import lock, shapes
+from xe_retrieval.data import lock, paths, shapes
 from xe_retrieval.data.cpu_tensorflow import tf  # noqa: F401  (before tfds: keeps it off accelerators)
 
 import tensorflow_datasets as tfds  # isort: skip
@@ -142,7 +142,8 @@ class Captions(_Prepared):
 
 def builder(name: str, directory: str) -> tfds.core.DatasetBuilder:
   """The data set `name` under `directory`, ready to read; `shapes/<pairs>` is made on first use."""
-  directory = epath.Path(directory or "~/tensorflow_datasets").expanduser()
+  # ArrayRecord reads at random places of a file, and only of a local one.
+  directory = paths.local(directory or "~/tensorflow_datasets", "config.data.dir")
   kind, _, rest = name.partition("/")
   if kind == "shapes":
     return _shapes(name, rest or "20000", directory)

@@ -157,21 +157,20 @@ def image_batches(
   Begins at batch number `start`.
   """
 
-  def read(n):  # the last batch is padded with its last image; the padding is cut below
-    rows = np.arange(n * batch_size, (n + 1) * batch_size)
-    return np.array(source.read(np.minimum(rows, len(source) - 1)), object)
+  def read(n):
+    rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
+    return np.array(source.read(rows), object)
 
   def images(n):
     records = tf.numpy_function(read, [n], tf.string, stateful=False)
-    records.set_shape([batch_size])
+    records.set_shape([None])
     encoded = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
-    box = _boxes(encoded, tf.zeros([0], tf.int64), "none")
-    return {"image": encoded, "box": tf.ensure_shape(box, [batch_size, 4])}
+    return {"image": encoded, "box": _boxes(encoded, tf.zeros([0], tf.int64), "none")}
 
   data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(images).prefetch(1)
-  data = _decoded(data, size, batch_size, source.name).prefetch(2)
-  for n, batch in enumerate(data.as_numpy_iterator(), start):
-    yield batch["image"][: len(source) - n * batch_size]
+  data = _decoded(data, size, None, source.name).prefetch(2)
+  for batch in data.as_numpy_iterator():
+    yield batch["image"]
 
 
 def _boxes(encoded, draws, augment):
@@ -187,7 +186,7 @@ def _boxes(encoded, draws, augment):
 
 
 def _decoded(data, size, rows, name):
-  """Batches of `rows` encoded images -> batches of decoded ones, on all cores, in order."""
+  """Batches of `rows` encoded images (None: any number) -> decoded, on all cores, in order."""
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
   def decode(encoded, boxes):

@@ -3,9 +3,13 @@
 import collections
 import hashlib
 import os
+import tempfile
 
 import numpy as np
 import tokenizers
+from etils import epath
+
+from xe_retrieval.data import paths
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
@@ -49,13 +53,25 @@ class Tokenizer:
     return hashlib.sha256(f"{self.tokens} {self._pieces.to_str()}".encode()).hexdigest()
 
   def save(self, directory) -> None:
-    self._fast.save_pretrained(directory)
+    if not paths.is_remote(directory):
+      self._fast.save_pretrained(directory)
+      return
+    with tempfile.TemporaryDirectory() as scratch:
+      self._fast.save_pretrained(scratch)
+      epath.Path(directory).mkdir(parents=True, exist_ok=True)
+      for file in epath.Path(scratch).iterdir():
+        (epath.Path(directory) / file.name).write_bytes(file.read_bytes())
 
 
 def load(path: str, tokens: int) -> Tokenizer:
-  """The tokenizer of a pretrained tower: a directory or a Hugging Face id."""
+  """The tokenizer of a pretrained tower: a directory, local or remote, or a Hugging Face id."""
   import transformers
 
+  if paths.is_remote(path):
+    with tempfile.TemporaryDirectory() as scratch:
+      for file in epath.Path(path).iterdir():
+        (epath.Path(scratch) / file.name).write_bytes(file.read_bytes())
+      return load(scratch, tokens)
   try:
     return Tokenizer(transformers.AutoTokenizer.from_pretrained(path), tokens)
   except (OSError, ValueError) as e:

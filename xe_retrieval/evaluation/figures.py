@@ -30,16 +30,27 @@ class Evaluation:
   top: np.ndarray  # float32 [Q], best score of each caption
 
 
-def headline(pairs):
-  """Pairs -> the first figures of metrics.json."""
+def headline(pairs, distractors=(), sources=()):
+  """Pairs, [Images], [Relevance] -> the first figures of metrics.json."""
   data = (pairs.text, pairs.image, pairs.image_of_text)
-  return {
+  out = {
     "queries": len(pairs.text),
     "images": len(pairs.image),
     "pr_auc": 100 * precision_recall.curve(*data).average_precision,
     "text_to_image": ranks.summary(ranks.text_to_image(*data)),
     "image_to_text": ranks.summary(ranks.image_to_text(*data)),
   }
+  if known := sources[:-1]:  # the last one is the pairing
+    measure = relevance_metrics.measure
+    out["relevance"] = {s.name: measure(pairs, [pairs.images], s)[0] for s in known}
+  if distractors:
+    parts = [d.vectors for d in distractors]
+    out["distractors"] = {
+      "images": sum(map(len, parts)),
+      "pr_auc": 100 * precision_recall.curve(*data, parts).average_precision,
+      "text_to_image": ranks.summary(ranks.text_to_image(*data, parts)),
+    }
+  return out
 
 
 def validation(config, model, tokenizer, source, tables, devices=None):
@@ -48,7 +59,10 @@ def validation(config, model, tokenizer, source, tables, devices=None):
 
   def measure(variables):
     encoder.variables = variables
-    return headline(embedded.embed(encoder, source, tables))
+    try:
+      return headline(embedded.embed(encoder, source, tables))
+    finally:
+      encoder.variables = None  # else a replica of the weights stays on every device
 
   return measure
 

@@ -8,6 +8,7 @@ pairing    the caption was written for the image: the paper's, known for every d
 
 import csv
 import dataclasses
+import functools
 import importlib.resources
 import json
 import pathlib
@@ -27,6 +28,7 @@ MEANING = {
 # Cosine of all-MiniLM-L6-v2 from which two captions say the same: the best F1 against the
 # human-verified pairs of ECCV Caption (python -m benchmarks.caption_relevance).
 SAME = 0.7
+PACKED = 2**33  # pairs whose relevance by captions is kept in memory, a bit each
 PEOPLE_AGREE = 3.0  # grades of a judgements file from which a pair is relevant, if it has any
 
 
@@ -66,13 +68,13 @@ def scored(pairs, gallery, relevance: Relevance, what=""):
 
 
 def read_judgements(path: str) -> dict[str, set[str]]:
-  """{caption_id: images that people find right}; `eccv` is ECCV Caption, else a table.
+  """{caption_id: images that people find right}; `eccv` is ECCV Caption, `cxc` CxC, else a table.
 
   A CSV, TSV or JSONL file with caption_id, image and optionally grade: without grades every row is
   a right pair, with grades those from PEOPLE_AGREE on.
   """
-  if path == "eccv":
-    return _read_eccv()
+  if path in ("eccv", "cxc"):
+    return _read_coco(path)
   file = pathlib.Path(path)
   if not file.is_file():
     raise ValueError(f"--relevance={path}: there is no such file")
@@ -111,13 +113,13 @@ def _rows(file):
         yield reader.line_num, row
 
 
-def _read_eccv():
+def _read_coco(name):
   """COCO's image ids are numbers; data sets here name images 000000123456.jpg."""
   try:
-    data = importlib.resources.files("eccv_caption") / "data" / "eccv_caption_to_image.json"
+    data = importlib.resources.files("eccv_caption") / "data" / f"{name}_caption_to_image.json"
     right = json.loads(data.read_text())
   except ModuleNotFoundError:
-    raise ValueError("--relevance=eccv needs a package: pip install eccv_caption") from None
+    raise ValueError(f"--relevance={name} needs a package: pip install eccv_caption") from None
   return {caption: {f"{int(i):012d}.jpg" for i in images} for caption, images in right.items()}
 
 
@@ -173,20 +175,30 @@ def _captions(pairs, gallery, encode):
   known = _leading(part.captions is not None and all(part.captions) for part in gallery)
   if encode is None or not known:
     return None
+  asked = encode(pairs.captions)  # [Q, W]
   texts = [[c for captions in part.captions for c in captions] for part in gallery[:known]]
-  unique = list(dict.fromkeys([*pairs.captions, *(c for part in texts for c in part)]))
-  row = {caption: i for i, caption in enumerate(unique)}
-  vectors = encode(unique)  # [C, W]
-  asked = np.array([row[c] for c in pairs.captions])
-  columns = [np.array([row[c] for c in part]) for part in texts]
+  columns = [encode(part) for part in texts]  # by part: an encoder may remember what it gave
   first = [np.cumsum([0] + [len(c) for c in part.captions])[:-1] for part in gallery[:known]]
 
-  def matrix(rows, part):
-    alike = vectors[asked[rows]] @ vectors[columns[part]].T  # [q, captions of the part]
+  def compare(rows, part):
+    alike = asked[rows] @ columns[part].T  # [q, captions of the part]
     out = np.maximum.reduceat(alike, first[part], axis=1) >= SAME
     if part == 0:
       out[np.arange(len(rows)), pairs.image_of_text[rows]] = True
     return out
+
+  @functools.cache
+  def packed(part):  # every figure asks for all pairs again: a bit for each is kept
+    spans = score_tiles.spans(len(pairs.text), 256)
+    spans = score_tiles.progress(spans, "captions that say the same")
+    blocks = [compare(np.arange(s.start, s.stop), part) for s in spans]
+    return np.concatenate([np.packbits(block, axis=1) for block in blocks])
+
+  def matrix(rows, part):
+    count = len(gallery[part].vectors)
+    if len(pairs.text) * count > PACKED:
+      return compare(rows, part)
+    return np.unpackbits(packed(part)[rows], axis=1, count=count).astype(bool)
 
   return Relevance("captions", matrix, np.arange(len(pairs.text)), known)
 

@@ -9,6 +9,7 @@ from xe_retrieval.evaluation import precision_recall
 from xe_retrieval.evaluation import relevance as relevances
 
 STEPS = 2**20  # scores are rounded to 2⁻²⁰ here, since any of the pairs can be a positive
+LIMIT = 2  # of their size: cosines, and what a bank makes of them
 
 
 def measure(pairs, gallery, relevance: relevances.Relevance):
@@ -19,10 +20,10 @@ def measure(pairs, gallery, relevance: relevances.Relevance):
   r_precision share of relevant images among the first R, R the number of relevant ones
   """
   gallery = gallery[: relevance.parts]
-  returned, true = np.zeros((2, 2 * STEPS + 1), np.int64)
+  returned, true = np.zeros((2, 2 * LIMIT * STEPS + 1), np.int64)
   map_at_r, r_precision = [], []
   for _, scores, right in relevances.scored(pairs, gallery, relevance, f"{relevance.name}"):
-    step = STEPS - np.rint(np.clip(scores, -1, 1) * STEPS).astype(np.int32)
+    step = LIMIT * STEPS - np.rint(np.clip(scores, -LIMIT, LIMIT) * STEPS).astype(np.int32)
     returned += np.bincount(step.ravel(), minlength=len(returned))
     true += np.bincount(step[right], minlength=len(true))
     for score, yes in zip(scores, right, strict=True):
@@ -44,7 +45,7 @@ def measure(pairs, gallery, relevance: relevances.Relevance):
 
 
 def _curve(returned, true):
-  """Counts of pairs with cosine ≥ 1, 1 − 1/STEPS, … −1 -> precision_recall.Curve."""
+  """Counts of pairs with score ≥ LIMIT, LIMIT − 1/STEPS, … -> precision_recall.Curve."""
   at = np.flatnonzero(np.diff(true, prepend=0))
-  levels = (1 - at / STEPS).astype(np.float32)
+  levels = (LIMIT - at / STEPS).astype(np.float32)
   return precision_recall.Curve(levels, true[at], returned[at], int(true[-1]), int(returned[-1]))

@@ -13,6 +13,13 @@ def scatter(x, axis):  # [N, ...] of each device -> [n, ...], summed over device
   return x if axis is None else lax.psum_scatter(x, axis, tiled=True)
 
 
+def own(x, axis):  # [N, ...] -> [n, ...], the rows of this device
+  if axis is None:
+    return x
+  n = len(x) // lax.axis_size(axis)
+  return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) * n, n)
+
+
 def total(x, axis):
   return x if axis is None else lax.psum(x, axis)
 

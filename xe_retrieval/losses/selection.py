@@ -22,21 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xe_retrieval.losses import collectives, pair_scores, wide_counts
+from xe_retrieval.losses import collectives, pair_scores, tied_scores, wide_counts
 from xe_retrieval.losses.first_bracket import first_bracket
+from xe_retrieval.losses.tied_scores import Mined
 
 GROUP = 64  # rows of a strip in one group, column by column
 SLOTS = 32  # strips i, i + 32, i + 64, … share their groups, so that memory stays linear in N
 PASSES = 100  # more than bisection alone needs
-
-
-class Mined(NamedTuple):
-  """Selects k scores: weight 1 above `score`, `weight` for those equal to it."""
-
-  score: jax.Array  # [] the k-th largest
-  weight: jax.Array  # [] (k − above) / equal
-  above: jax.Array  # [2]
-  equal: jax.Array  # [2]
 
 
 def kth_largest(x, y, ids, keep, axis=None):  # [n, D], [n, D], tuple of [n] -> Mined
@@ -77,10 +69,18 @@ def kth_largest(x, y, ids, keep, axis=None):  # [n, D], [n, D], tuple of [n] -> 
   nonfinite = ~jnp.isfinite(bound)  # the loss will be NaN: skip the search
   state = (0, outer, inner, (zero, zero), nonfinite)
   with jax.named_scope("passes"):
-    _, _, (low, _), (above, equal), _ = lax.while_loop(unsettled, narrow, state)
-  weight = wide_counts.to_float(k - above) / jnp.maximum(wide_counts.to_float(equal), 1)
+    _, _, (low, _), (above, equal), certain = lax.while_loop(unsettled, narrow, state)
+  score = jnp.where(certain, wide_counts.to_score(low), jnp.nan)
+  ties, wanted = wide_counts.to_float(equal), wide_counts.to_float(k)
+  tied = ties > tied_scores.TIED * wanted
   return Mined(
-    wide_counts.to_score(low), weight, wide_counts.carry(above), wide_counts.carry(equal)
+    score=jnp.where(wanted == 0, 0, score),
+    weight=wide_counts.to_float(k - above) / jnp.maximum(ties, 1),
+    k=k,
+    above=wide_counts.carry(above),
+    equal=wide_counts.carry(equal),
+    tied=tied,
+    margin=jnp.where(tied, tied_scores.ROUNDING * bound, 0),
   )
 
 
@@ -122,17 +122,6 @@ def weights(scores, score, weight):
   return jnp.where(scores > score, 1.0, jnp.where(scores == score, weight, 0.0))
 
 
-def selected(scores, score):  # [R, N], [] -> int32 [2, N]
-  """Numbers of scores above and equal to `score` in each column."""
-  return _two_counts(scores > score, scores == score, axis=0)
-
-
-def agrees(mined, selected, axis):  # Mined, int32 [2, N] -> bool []
-  """Whether a later sweep selected as many scores as the search counted."""
-  above, equal = wide_counts.count(selected[0], axis), wide_counts.count(selected[1], axis)
-  return jnp.all(above == mined.above) & jnp.all(equal == mined.equal)
-
-
 class _Groups(NamedTuple):
   count: jax.Array  # int32 [slots, R / group, N]: scores in the bracket
   highest: jax.Array  # of these, or −inf
@@ -172,7 +161,8 @@ class _Matrix(NamedTuple):
     def step(carry, strip):
       slot, above, groups = carry
       scores = self.scores(strip).reshape(-1, group, len(self.y))
-      inside, over = _two_counts((scores >= low) & (scores <= high), scores > high, axis=1)
+      inside = (scores >= low) & (scores <= high)
+      inside, over = tied_scores.two_counts(inside, scores > high, axis=1)
       highest = jnp.max(jnp.where(scores <= high, scores, -jnp.inf), axis=1)
       lowest = jnp.min(jnp.where(scores >= low, scores, jnp.inf), axis=1)
       groups = _Groups(
@@ -240,10 +230,3 @@ def _ranks(groups, t, axis, strict=False):  # -> [2], [2]
   least = jnp.where(every, groups.count, some)
   most = jnp.where(every, groups.count, jnp.where(some, groups.count - 1, 0))
   return wide_counts.count(least, axis), wide_counts.count(most, axis)
-
-
-def _two_counts(a, b, axis):  # bool, bool -> int32 [2, ...]
-  """The sums of a and b in one pass, packed into one int32: for strips of less than 2¹⁵ rows."""
-  bits = a.shape[axis].bit_length()
-  both = jnp.sum(a + (b.astype(jnp.int32) << bits), axis=axis)
-  return jnp.stack([both & ((1 << bits) - 1), both >> bits])

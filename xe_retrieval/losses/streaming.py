@@ -18,65 +18,100 @@ Nothing is recomputed and nothing of size N² exists. With `axis` a device sweep
 the gathered columns; its share of dy is summed and scattered back. (Passing columns around a ring
 instead would save only a third of the memory, 56 of 177 MiB at N = 65,536, D = 128 on 8 devices:
 most of it is strips of scores. See python -m benchmarks.losses --only=devices.) Mining
-(keep < 1) first finds the k-th largest score: see selection.py.
+(keep < 1) first finds the k-th largest score: see selection.py; scores tied with it are weighed by
+the sweep's own counts: see tied_scores.py. Corrected scores take one more sweep: see corrected.py.
 """
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from xe_retrieval.losses import collectives, pair_scores, selection
-from xe_retrieval.losses.dense import HINGE_MARGIN, SIGMOID_BIAS
+from xe_retrieval.losses import collectives, corrected, pair_scores, selection, tied_scores
+from xe_retrieval.losses.dense import HINGE_MARGIN
+from xe_retrieval.losses.strip_sweep import sweep
 
 
-def softmax(text, image, ids, scale, scope, keep=1.0, margin=None, axis=None):
+def softmax(
+  text,
+  image,
+  ids,
+  live,
+  scope,
+  keep=1.0,
+  margin=None,
+  correction=0.0,
+  corrected_share=1.0,
+  axis=None,
+):
   """As dense.softmax."""
-  positive = scale * pair_scores.positives(text, image, margin)
-  sweep = {"query": _query, "batch": _batch}[scope]
-  return _loss(functools.partial(sweep, keep=keep, axis=axis), scale * text, image, positive, ids)
+  x = live.scale * text
+  positive = live.scale * pair_scores.positives(text, image, margin, live.softening)
+  if correction and scope == "batch" and keep == 1.0:
+    settings = dict(correction=correction, share=corrected_share, axis=axis)
+    return _loss(functools.partial(corrected.batch, **settings), x, image, positive, ids)
+  differentiate = {"query": _query, "batch": _batch}[scope]
+  loss = functools.partial(_loss, functools.partial(differentiate, keep=keep, axis=axis))
+  if not correction:
+    return loss(x, image, positive, ids)
+  value = corrected_share * loss(*corrected.pairs(x, image, positive, ids, correction, axis), ids)
+  if corrected_share == 1:
+    return value
+  return value + (1 - corrected_share) * loss(x, image, positive, ids)
 
 
-def symmetric(text, image, ids, scale, axis=None):
+def symmetric(text, image, ids, live, axis=None):
   """As dense.symmetric."""
-  over_images = softmax(text, image, ids, scale, scope="query", axis=axis)
-  over_texts = softmax(image, text, ids, scale, scope="query", axis=axis)
+  over_images = softmax(text, image, ids, live, scope="query", axis=axis)
+  over_texts = softmax(image, text, ids, live, scope="query", axis=axis)
   return (over_images + over_texts) / 2
 
 
-def sigmoid(text, image, ids, scale, axis=None):
+def tcm(text, image, ids, live, weight, positive_margin, negative_margin, axis=None):
+  """As dense.tcm."""
+  shortfall = jax.nn.relu(positive_margin - pair_scores.positives(text, image))  # [n]
+  count = collectives.total(jnp.sum(shortfall > 0), axis)
+  pull = collectives.total(jnp.sum(shortfall), axis) / jnp.maximum(count, 1)
+  level = jnp.full_like(shortfall, negative_margin)
+  push = _loss(functools.partial(_hinge, over="violations", axis=axis), text, image, level, ids)
+  return softmax(text, image, ids, live, scope="query", axis=axis) + weight * (pull + push)
+
+
+def sigmoid(text, image, ids, live, axis=None):
   """As dense.sigmoid."""
-  positive = scale * pair_scores.positives(text, image)
-  pull = collectives.mean(jax.nn.softplus(-positive - SIGMOID_BIAS), axis)
-  level = jnp.full_like(positive, -SIGMOID_BIAS)
-  return pull + _loss(functools.partial(_sigmoid, axis=axis), scale * text, image, level, ids)
+  positive = live.scale * pair_scores.positives(text, image)
+  pull = collectives.mean(jax.nn.softplus(-positive - live.bias), axis)
+  level = jnp.zeros_like(positive) - live.bias
+  x = live.scale * text
+  return pull + _loss(functools.partial(_sigmoid, axis=axis), x, image, level, ids)
 
 
-def triplet(text, image, ids, scale, axis=None):
+def triplet(text, image, ids, live, axis=None):
   """As dense.triplet."""
-  level = scale * (pair_scores.positives(text, image) - HINGE_MARGIN)
-  return _loss(functools.partial(_hinge, axis=axis), scale * text, image, level, ids)
+  level = live.scale * (pair_scores.positives(text, image) - HINGE_MARGIN)
+  return _loss(functools.partial(_hinge, axis=axis), live.scale * text, image, level, ids)
 
 
-def contrastive(text, image, ids, scale, axis=None):
+def contrastive(text, image, ids, live, axis=None):
   """As dense.contrastive."""
-  positive = scale * pair_scores.positives(text, image)
-  pull = collectives.mean(scale - positive, axis)
-  level = jnp.full_like(positive, scale * HINGE_MARGIN)
-  return pull + _loss(functools.partial(_hinge, axis=axis), scale * text, image, level, ids)
+  positive = live.scale * pair_scores.positives(text, image)
+  pull = collectives.mean(live.scale - positive, axis)
+  level = jnp.full_like(positive, live.scale * HINGE_MARGIN)
+  hinge = functools.partial(_hinge, axis=axis)
+  return pull + _loss(hinge, live.scale * text, image, level, ids)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(sweep, x, y, level, ids):  # [n, D], [n, D], [n], tuple of [n] -> []
-  return sweep(x, y, level, ids)[0]
+def _loss(differentiate, x, y, level, ids):  # [n, D], [n, D], [n], tuple of [n] -> []
+  """differentiate(x, y, level, ids) -> value, (dx, dy, dlevel)."""
+  return differentiate(x, y, level, ids)[0]
 
 
-def _backward(sweep, gradients, g):
+def _backward(differentiate, gradients, g):
   return *(g * gradient for gradient in gradients), None
 
 
-_loss.defvjp(lambda sweep, *arguments: sweep(*arguments), _backward)
+_loss.defvjp(lambda differentiate, *arguments: differentiate(*arguments), _backward)
 
 
 def _query(x, y, level, ids, keep, axis):
@@ -93,7 +128,7 @@ def _query(x, y, level, ids, keep, axis):
     slope = jax.nn.sigmoid(excess)
     return state, weight, slope / jnp.where(z == 0, 1, z), 1, (jax.nn.softplus(excess), slope)
 
-  _, dx, dy, (value, slope) = _sweep(weigh, (), x, y, level, ids, axis)
+  _, dx, dy, (value, slope) = sweep(weigh, (), x, y, level, ids, axis)
   n = collectives.total(len(x), axis)
   return collectives.mean(value, axis), (dx / n, collectives.scatter(dy, axis) / n, -slope / n)
 
@@ -102,30 +137,38 @@ def _batch(x, y, level, ids, keep, axis):
   """mean_i log(1 + Z·exp(−level_i)), Z over the negatives of the whole batch; and its gradients."""
   mined = selection.kth_largest(x, y, ids, keep, axis) if keep < 1 else None
 
-  def weigh(state, scores, level):
-    high, z, selected = state
+  columns = collectives.gather(y, axis)  # [N, D]
+
+  def weigh(state, scores, strip):
+    level, x = strip
+    high, z, ties = state
     higher = jnp.maximum(high, jnp.max(scores))
     decay = jnp.exp(high - higher)
     weight = jnp.exp(scores - higher)  # [R, N]
+    tie_dx = ()
     if mined:
-      weight *= selection.weights(scores, mined.score, mined.weight)
-      selected += selection.selected(scores, mined.score)
+      weight *= mined.weights(scores)
+      ties, tie_dx = tied_scores.add(mined, ties, scores, x, columns, axis)
     z = z * decay + jnp.sum(weight, axis=0)  # [N]: one sum of N² terms would lose digits
-    state = (higher, z, selected)
-    return state, weight, jnp.ones_like(level), decay, jnp.full_like(level, higher)
+    rows = jnp.full_like(level, higher), tie_dx
+    return (higher, z, ties), weight, jnp.ones_like(level), decay, rows
 
-  columns = collectives.total(len(y), axis)
-  state = (jnp.float32(-1e38), jnp.zeros(columns), jnp.zeros((2, columns), jnp.int32))
-  (high, z, selected), dx, dy, highs = _sweep(weigh, state, x, y, level, ids, axis)
+  ties = tied_scores.none(columns) if mined else ()
+  state = (jnp.float32(-1e38), jnp.zeros(len(columns)), ties)
+  (high, z, ties), dx, dy, rows = sweep(weigh, state, x, y, (level, x), ids, axis)
   top = collectives.largest(high, axis)
-  z = collectives.total(jnp.sum(z) * jnp.exp(high - top), axis)
-  if mined:  # selection and sweep must have seen bit-identical scores
-    z = jnp.where(selection.agrees(mined, selected, axis), z, jnp.nan)
+  highs, tie_dx = rows
+  dx, dy = dx * jnp.exp(highs - top)[:, None], dy * jnp.exp(high - top)
+  z = jnp.sum(z) * jnp.exp(high - top)
+  if mined:
+    factor = tied_scores.factor(mined, ties.counts, top, axis)
+    dx, dy, z = dx + factor * tie_dx, dy + factor * ties.dy.T, z + factor * jnp.sum(ties.z)
+    z += 0 * mined.score  # keeps a search that failed visible, as NaN
+  z = collectives.total(z, axis)
   excess = top + jnp.log(z) - level  # [n]
   slope = jax.nn.sigmoid(excess) / collectives.total(len(x), axis)
   factor = collectives.total(jnp.sum(slope), axis) / jnp.where(z == 0, 1, z)
-  dx *= (factor * jnp.exp(highs - top))[:, None]
-  dy = collectives.scatter(dy * (factor * jnp.exp(high - top)), axis)
+  dx, dy = factor * dx, collectives.scatter(factor * dy, axis)
   return collectives.mean(jax.nn.softplus(excess), axis), (dx, dy, -slope)
 
 
@@ -138,49 +181,25 @@ def _sigmoid(x, y, level, ids, axis):
     weight = jax.nn.sigmoid(excess)
     return state, weight, jnp.ones_like(level), 1, (value, jnp.sum(weight, axis=1))
 
-  _, dx, dy, (value, slope) = _sweep(weigh, (), x, y, level, ids, axis)
+  _, dx, dy, (value, slope) = sweep(weigh, (), x, y, level, ids, axis)
   n = collectives.total(len(x), axis)
   return collectives.mean(value, axis), (dx / n, collectives.scatter(dy, axis) / n, -slope / n)
 
 
-def _hinge(x, y, level, ids, axis):
-  """Mean over the negatives of [s_ij − level_i]₊; and its gradients."""
+def _hinge(x, y, level, ids, axis, over="negatives"):
+  """Mean of [s_ij − level_i]₊ over the negatives, or over those above the level ("violations")."""
 
   def weigh(state, scores, level):
     excess = scores - level[:, None]  # [R, N]
     weight = (excess > 0).astype(jnp.float32)
     value = jnp.sum(jax.nn.relu(excess), axis=1)
+    slope = jnp.sum(weight, axis=1)
     count = jnp.sum(~jnp.isneginf(scores), axis=1, dtype=jnp.float32)
-    return state, weight, jnp.ones_like(level), 1, (value, jnp.sum(weight, axis=1), count)
+    count = slope if over == "violations" else count
+    return state, weight, jnp.ones_like(level), 1, (value, slope, count)
 
-  _, dx, dy, (value, slope, count) = _sweep(weigh, (), x, y, level, ids, axis)
+  _, dx, dy, (value, slope, count) = sweep(weigh, (), x, y, level, ids, axis)
   n = jnp.maximum(collectives.total(jnp.sum(count), axis), 1)
   # 0 * level keeps a NaN visible when there are no negatives.
   value = collectives.total(jnp.sum(value + 0 * level), axis) / n
   return value, (dx / n, collectives.scatter(dy, axis) / n, -slope / n)
-
-
-def _sweep(weigh, state, x, y, level, ids, axis):
-  """Goes over the strips of the matrix; sums the gradients of Σ W_ij·s_ij.
-
-  weigh(state, scores [R, N], level [R]) -> state, weight [R, N], factor [R], decay [], rows
-  scores are −inf where a pair is not a negative. W_ij = factor_i·weight_ij; decay rescales the sums
-  of earlier strips. rows is a tree of [R] and is returned as one of [n].
-  Returns state, dx [n, D] (without later decays), dy [N, D] (of this device's rows), rows.
-  """
-  columns, column_ids = collectives.gather((y, ids), axis)
-  (x, ids, level), real = pair_scores.strips((x, ids, level), len(columns))
-
-  def step(carry, strip):
-    state, dy = carry
-    (x, ids, level), real = strip
-    scores = pair_scores.scores(x, columns, ids, column_ids, real)
-    state, weight, factor, decay, rows = weigh(state, scores, level)
-    dx = pair_scores.matmul(weight, columns) * factor[:, None]  # [R, D]
-    dy = dy * decay + pair_scores.matmul((x * factor[:, None]).T, weight)  # [D, N]
-    return (state, dy), (dx, rows)
-
-  carry = collectives.varying((state, jnp.zeros(columns.T.shape)), axis)
-  (state, dy), (dx, rows) = lax.scan(step, carry, ((x, ids, level), real))
-  dx, rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[: len(y)], (dx, rows))
-  return state, dx, dy.T, rows

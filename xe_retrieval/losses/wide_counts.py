@@ -14,12 +14,17 @@ from xe_retrieval.losses import collectives
 
 BITS = 10
 MASK = (1 << BITS) - 1
+COLUMNS = 1 << 20  # so many low limbs add up to less than 2³⁰
 
 
 def count(x, axis=None):  # int32 [..., N], not negative -> [2]
   """The sum of x over all devices; the sum over each column must fit 32 bits."""
+  if x.shape[-1] > COLUMNS:
+    raise ValueError(f"pairs of {x.shape[-1]:,} rows cannot be counted, only of {COLUMNS:,}")
   x = jnp.sum(x.reshape(-1, x.shape[-1]), axis=0)
-  return carry(collectives.total(jnp.stack([jnp.sum(x >> BITS), jnp.sum(x & MASK)]), axis))
+  here = carry(jnp.stack([jnp.sum(x >> BITS), jnp.sum(x & MASK)]))
+  # Carried before they are added over devices: 2³⁰ of each would overflow from 2 devices on.
+  return carry(collectives.total(here, axis))
 
 
 def carry(x):  # [2] -> [2] with 0 ≤ low < 2¹⁰

@@ -111,10 +111,10 @@ def _loss(config, mesh):
   import jax
   import jax.numpy as jnp
 
-  from xe_retrieval import losses
   from xe_retrieval.data import mesh as mesh_lib
+  from xe_retrieval.training import objective
 
-  loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
+  loss = objective.make_loss(config, mesh)
   n, rows = config.batch_size, mesh_lib.rows(mesh)
   embeddings = jax.ShapeDtypeStruct((n, config.embedding_dim), jnp.float32, sharding=rows)
   ids = jax.ShapeDtypeStruct((n,), jnp.int32, sharding=rows)

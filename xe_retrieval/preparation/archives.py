@@ -5,9 +5,9 @@ Nothing is extracted, and nothing outside the given folder or file is read.
 
 import copy
 import glob
+import hashlib
 import json
 import os
-import re
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -24,20 +24,28 @@ _MAX_TEXT = 1 << 20  # bytes of a .txt or .json
 
 
 class Folder:
-  """Files under a directory, by relative name."""
+  """Files under a directory, by relative name; those of its folders `within` also without these."""
 
-  def __init__(self, directory: str):
-    self.root = os.path.realpath(directory)
+  def __init__(self, directory: str, within: tuple[str, ...] = ()):
+    self.root, self.within = os.path.realpath(directory), within
     if not os.path.isdir(self.root):
       raise ValueError(f"--images={directory}: there is no such folder or tar file")
 
   def part(self, names: list[str]) -> "Folder":
     return self
 
+  def stamp(self, names: list[str]) -> str:
+    """A hash of the size and time of change of these files: it changes if one of them does."""
+    return _stamp((name, self._place(name)) for name in names)
+
+  def _place(self, name):
+    places = [os.path.join(self.root, folder, name) for folder in ("", *self.within)]
+    return next(filter(os.path.exists, places), places[0])
+
   def read(self, name: str) -> bytes:
     """The bytes of a file, at most MAX_BYTES + 1; Rejected if there is none."""
     try:
-      path = os.path.realpath(os.path.join(self.root, name))
+      path = os.path.realpath(self._place(name))
       if os.path.commonpath([path, self.root]) != self.root:
         raise Rejected("outside the folder", f"points to {path[:200]!r}")
       if not stat.S_ISREG(os.stat(path).st_mode):  # reading a named pipe would block
@@ -70,6 +78,9 @@ class TarFolder:
     out._members = {name: self._members[name] for name in names if name in self._members}
     return out
 
+  def stamp(self, names: list[str]) -> str:
+    return _stamp([("", self.path)])
+
   def read(self, name: str) -> bytes:
     if name not in self._members:
       raise Rejected("missing file", f"not in {os.path.basename(self.path)}")
@@ -79,8 +90,25 @@ class TarFolder:
       return file.read(min(size, MAX_BYTES + 1))
 
 
-def folder(path: str) -> Folder | TarFolder:
-  return TarFolder(path) if os.path.isfile(path) else Folder(path)
+def stamp_of_shards(paths: list[str]) -> str:
+  """A hash of the size and time of change of each."""
+  return _stamp((os.path.basename(path), path) for path in paths)
+
+
+def _stamp(files):
+  digest = hashlib.sha256()
+  for name, path in files:
+    try:
+      about = os.stat(path)
+      seen = f"{about.st_size} {about.st_mtime_ns}"
+    except (OSError, ValueError):  # ValueError: NUL in the name
+      seen = "missing"
+    digest.update(f"{name}\0{seen}\n".encode("utf-8", "surrogateescape"))
+  return digest.hexdigest()
+
+
+def folder(path: str, within: tuple[str, ...] = ()) -> Folder | TarFolder:
+  return TarFolder(path) if os.path.isfile(path) else Folder(path, within)
 
 
 def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
@@ -99,10 +127,7 @@ def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Reje
 
 def shards(pattern: str) -> list[tuple[str, str | None]]:
   """[split=]name{00000..00331}.tar, {a,b}, * or ? -> [(path, split or None)]."""
-  named = re.match(r"([A-Za-z]\w*)=(.+)", pattern)
-  split, pattern = named.groups() if named else (None, pattern)
-  if split:
-    caption_tables.check_split(split)
+  split, pattern = caption_tables.split_and_path("webdataset", pattern)
   paths = [path for name in braceexpand(pattern) for path in sorted(glob.glob(name)) or [name]]
   missing = [path for path in paths if not os.path.isfile(path)]
   if missing:

@@ -1,4 +1,4 @@
-"""Tables of captions → rows: CSV, TSV and JSONL with a header, and Karpathy's JSON."""
+"""Tables of captions → rows: CSV, TSV and JSONL with a header, Karpathy's and COCO's JSON."""
 
 import csv
 import json
@@ -48,38 +48,49 @@ def rows(path: str) -> Iterator[Row | Rejection]:
     raise ValueError(f"{path}: there is no such file")
   records = _json_records(path) if path.suffix.lower() == ".jsonl" else _csv_records(path)
   for line, record in records:
-    where = f"{path.name}:{line}"
-    try:
-      if isinstance(record, Rejected):
-        raise record
-      yield _row(where, record)
-    except Rejected as e:
-      image = record.get("image", "") if isinstance(record, dict) else ""
-      yield Rejection(where, printable(image), e.reason, e.detail)
+    yield _checked(f"{path.name}:{line}", record)
 
 
 def karpathy(path: str) -> Iterator[Row | Rejection]:
   """The rows of dataset_flickr30k.json (or _flickr8k, _coco) in Karpathy's format."""
-  path = pathlib.Path(path)
-  if not path.is_file():
-    raise ValueError(f"{path}: there is no such file")
+  path, document = _json_document(path)
   splits = {"val": "validation", "restval": "train"}
   try:
-    images = json.loads(path.read_bytes())["images"]
     entries = [
       (i["filename"], splits.get(i["split"], i["split"]), n, s["raw"])
-      for i in images
+      for i in document["images"]
       for n, s in enumerate(i["sentences"])
     ]
-  except (ValueError, KeyError, TypeError) as e:
+  except (KeyError, TypeError) as e:
     raise ValueError(f'{path}: should be {{"images": [{{"filename", "split", …: {e!r}') from e
   for file, split, n, raw in entries:
-    where = f"{path.name}:{file}#{n}"
-    try:
-      record = {"image": file, "caption": raw, "split": split, "caption_id": f"{file}#{n}"}
-      yield _row(where, record)
-    except Rejected as e:
-      yield Rejection(where, printable(file), e.reason, e.detail)
+    record = {"image": file, "caption": raw, "split": split, "caption_id": f"{file}#{n}"}
+    yield _checked(f"{path.name}:{file}#{n}", record)
+
+
+def coco(path: str, split: str | None = None) -> Iterator[Row | Rejection]:
+  """The rows of COCO's captions_train2017.json and the like, one per annotation, all in `split`."""
+  path, document = _json_document(path)
+  try:
+    files = {image["id"]: image["file_name"] for image in document["images"]}
+    entries = [
+      (a["id"], a["image_id"], files.get(a["image_id"]), a["caption"])
+      for a in document["annotations"]
+    ]
+  except (KeyError, TypeError) as e:
+    what = f"it or one of its entries has no {e}" if isinstance(e, KeyError) else str(e)
+    raise ValueError(
+      f'{path}: should be {{"images": [{{"id", "file_name"}}, …], "annotations": [{{"id", '
+      f'"image_id", "caption"}}, …]}} like captions_train2017.json, but {what}'
+    ) from e
+  named = {"split": split} if split else {}
+  for number, image, file, caption in entries:
+    where = f"{path.name}:annotation {number}"
+    if file is None:
+      detail = f"image_id {printable(image)} is not among the images"
+      yield Rejection(where, "", "missing file", detail)
+    else:
+      yield _checked(where, {"image": file, "caption": caption, "caption_id": number, **named})
 
 
 def group(
@@ -127,8 +138,40 @@ _BROKEN = re.compile("[\ud800-\udfff]")  # "surrogateescape" maps invalid UTF-8 
 
 def check_split(split: str) -> str:
   if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", split) or split.lower() == "all":
-    raise Rejected("unreadable row", f"split {split[:60]!r} should be a word like train or test")
+    raise Rejected("unreadable row", f"split {split[:60]!r} should be like train or test, not all")
   return split
+
+
+def split_and_path(flag: str, text: str) -> tuple[str | None, str]:
+  """An argument [split=]path -> (split or None, path)."""
+  named = re.fullmatch(r"([A-Za-z]\w*)=(.+)", text)
+  if not named:
+    return None, text
+  try:
+    return check_split(named[1]), named[2]
+  except Rejected as e:
+    raise ValueError(f"--{flag}={text}: {e.detail}") from e
+
+
+def _checked(where, record):
+  """A row, or the rejection of a record that is none."""
+  try:
+    if isinstance(record, Rejected):
+      raise record
+    return _row(where, record)
+  except Rejected as e:
+    image = record.get("image", "") if isinstance(record, dict) else ""
+    return Rejection(where, printable(image), e.reason, e.detail)
+
+
+def _json_document(path):
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise ValueError(f"{path}: there is no such file")
+  try:
+    return path, json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as e:
+    raise ValueError(f"{path}: should be a JSON file: {e}") from e
 
 
 def _row(where, record):

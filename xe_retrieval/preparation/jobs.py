@@ -5,7 +5,6 @@ import concurrent.futures
 import itertools
 import json
 import multiprocessing
-import os
 import pathlib
 import shutil
 import signal
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from xe_retrieval.preparation import duplicates, records
+from xe_retrieval.preparation import claims, duplicates, records
 from xe_retrieval.preparation.rejections import REASONS, Rejection
 
 
@@ -23,7 +22,7 @@ class Job(NamedTuple):
   """A data set to make: its name, inputs and units of work."""
 
   name: str  # captions/<name>, conceptual_captions or flickr30k
-  made_from: dict  # input files with their hash or size, compared on resuming
+  made_from: dict  # input files with their hash or size, and a stamp of the images
   units: list[records.TableUnit | records.TarUnit]
   rejections: list[Rejection] = []  # rows rejected while reading the table
 
@@ -42,17 +41,29 @@ def run(
   """
   directory, work = _places(job.name, out)
   plan = _plain({"name": job.name, "made from": job.made_from, **options.plan()})
-  if (directory / "manifest.json").exists():
-    manifest = json.loads((directory / "manifest.json").read_text())
-    if manifest["plan"] != plan:
-      raise ValueError(
-        f"{directory} was prepared from other files or with other options; remove it first, or "
-        "choose another --name or --out"
-      )
-    return manifest
+  if not (manifest := _finished(directory, plan)):
+    with claims.alone(work, job.name):
+      manifest = _finished(directory, plan)  # perhaps meanwhile
+      manifest = manifest or _make(job, out, work, plan, options, register, processes, progress)
+  return manifest
+
+
+def _finished(directory, plan):
+  """The manifest of a data set that exists; ValueError if it was made of something else."""
+  path = directory / "manifest.json"
+  manifest = json.loads(path.read_text()) if path.exists() else None
+  if manifest and (changed := claims.differences(manifest["plan"], plan)):
+    raise ValueError(
+      f"{directory} was prepared from other files or with other options ({'; '.join(changed)}); "
+      "remove it first, or choose another --name or --out"
+    )
+  return manifest
+
+
+def _make(job, out, work, plan, options, register, processes, progress):
   if options.strict and job.rejections:
     raise ValueError(str(job.rejections[0]))
-  _claim(work, plan)
+  claims.claim(work, plan)
   todo = [n for n in range(len(job.units)) if not (work / f"{n:05d}.json").exists()]
   done = len(job.units) - len(todo)
   with tqdm(
@@ -80,15 +91,6 @@ def _places(name, out):
 def _plain(value):
   """The value as JSON returns it: tuples become lists."""
   return json.loads(json.dumps(value))
-
-
-def _claim(work, plan):
-  """Keeps finished units of the same plan, deletes those of another."""
-  path = work / "plan.json"
-  if path.exists() and json.loads(path.read_text()) != plan:
-    shutil.rmtree(work)
-  work.mkdir(parents=True, exist_ok=True)
-  records.replace(path, json.dumps(plan))
 
 
 def _write(units, todo, work, options, processes, report) -> Iterator[None]:
@@ -172,8 +174,6 @@ def _finish(job, out, work, plan, strict, register):
   files = [work / f for f in ("manifest.json", "rejected.tsv", "near_duplicates.tsv")]
   register(job.name, pathlib.Path(out).expanduser(), shards, files, work)
   shutil.rmtree(work)
-  if not os.listdir(work.parent):
-    work.parent.rmdir()
   return manifest
 
 

@@ -60,7 +60,8 @@ def group(runs):
     fields = sorted({field for one in flat for field in one} - {"seed"})
     varied = [f for f in fields if len({str(one.get(f)) for one in flat}) > 1]
     for run, one in zip(same, flat, strict=True):
-      label = " ".join([paper.NAMES.get(loss, loss)] + [f"{f}={one.get(f)}" for f in varied])
+      named = [paper.NAMES.get(loss, loss)] + ["with bank"] * bool(run.metrics.get("correction"))
+      label = " ".join(named + [f"{f}={one.get(f)}" for f in varied])
       groups.setdefault(label, []).append(run)
   for label, same in groups.items():
     seeds = {}
@@ -86,6 +87,11 @@ def summary(groups, p_values):
   for label, same in groups.items():
     rows.append([label, html_tables.Number(len(same), 0)] + [column[label] for column in cells])
   for label, same in groups.items():
+    if all("plain" in run.metrics for run in same):
+      plain = [[_get(run.metrics["plain"], path) for run in same] for path in paths]
+      name = label.replace("with bank", "plain")
+      rows.append([name, html_tables.Number(len(same), 0)] + [_spread(p, 2) for p in plain])
+  for label, same in groups.items():
     known = paper.figures(same[0].metrics["dataset"], same[0].config["loss"])
     if known:
       rows.append([f"the paper: {label}", ""] + [html_tables.Number(_get(known, p)) for p in paths])
@@ -93,7 +99,8 @@ def summary(groups, p_values):
     "Percent, mean ± standard deviation over seeds. Bold: best. ≈: not significantly worse than "
     "the best (Welch's t-test over seeds, p ≥ 0.05; where a loss has one seed, a bootstrap over "
     "queries or, for R@1, the paired test over queries, which do not cover the variation between "
-    "seeds)."
+    "seeds). With bank: scores are corrected by a bank of training captions and images; plain: the "
+    "cosines of the same model, not marked."
   )
   group_titles = ()
   if distractors:

@@ -30,7 +30,8 @@ def shown(pairs, best_f1, calibration=None) -> Shown:
   if calibration is None:
     legend = f"cosine at least {best_f1:.2f}, the threshold with the best F1"
     return Shown(lambda rows, scores: scores, best_f1, "{:.2f}".format, legend)
-  meaning, images = calibration.best, len(pairs.image)
+  images = len(pairs.image)
+  meaning = calibration.best.at(images)
   queries = calibration.queries(pairs.text, pairs.features)
 
   def probability(rows, scores):

@@ -8,6 +8,7 @@ from xe_retrieval.calibration.counts import CONFIDENCE
 from xe_retrieval.evaluation.ranks import AT
 from xe_retrieval.evaluation.relevance import MEANING
 from xe_retrieval.report import paper
+from xe_retrieval.towers import bank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +76,17 @@ def headline(metrics, dataset, loss):
     rows.append(_row(f"Text → image, {distractors['images']:,} more", distractors, "text_to_image"))
     if "distractors" in known:
       rows.append(_paper_row(known["distractors"]))
+  if plain := metrics.get("plain"):
+    rows.append(_row("Text → image, plain cosines", plain, "text_to_image"))
+    rows.append(_row("Image → text, plain cosines", plain, "image_to_text", area=False))
+    if distractors:
+      rows.append(_row("… among those more", plain["distractors"], "text_to_image"))
   text = f"{metrics['queries']:,} captions, {metrics['images']:,} images; percent. Right: the "
   text += (
     "image that the caption was written for. Small print: 95 % bootstrap intervals over queries."
   )
+  if plain:
+    text += f" Scores: {bank.in_words(metrics['correction'])}."
   if known:
     trained = metrics.get("training_pairs")
     ours = f" This model was trained on {trained:,} pairs." if trained else ""
@@ -225,11 +233,11 @@ def judgements(found):
 
 
 def _row(name, metrics, direction, area=True):
-  low_high = metrics["intervals"]
-  cells = [Number(metrics["pr_auc"], 2, *low_high["pr_auc"]) if area else ""]
+  low_high = metrics.get("intervals", {})  # plain cosines have none
+  cells = [Number(metrics["pr_auc"], 2, *low_high.get("pr_auc", ())) if area else ""]
   for key, value in metrics[direction].items():
     digits = 1 if key == "median_rank" else 2
-    cells.append(Number(value, digits, *low_high[direction][key]))
+    cells.append(Number(value, digits, *low_high.get(direction, {}).get(key, ())))
   return [name, *cells]
 
 

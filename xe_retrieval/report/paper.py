@@ -17,6 +17,9 @@ NAMES = {
   "sigmoid": "Sigmoid (SigLIP)",
   "triplet": "Triplet",
   "contrastive": "Contrastive",
+  "tcm": "Sampled Softmax + TCM",
+  "corrected_cross_example_softmax": "Corrected Cross-Example Softmax",
+  "corrected_cross_example_negative_mining": "Corrected Cross-Example Negative Mining",
 }
 
 # PR-AUC; Recall@1, 5, 10 among the test images; Recall@1, 5, 10, 100 with 3.3M distractors.

@@ -2,6 +2,7 @@
 
 from xe_retrieval.evaluation.relevance import MEANING
 from xe_retrieval.report.html_tables import Number
+from xe_retrieval.towers import bank
 
 
 def evaluation(metrics):
@@ -9,6 +10,10 @@ def evaluation(metrics):
   rows = [(f"{metrics['queries']:,} × {metrics['images']:,}", metrics)]
   if "distractors" in metrics:
     rows.append((f"+ {metrics['distractors']['images']:,}", metrics["distractors"]))
+  if plain := metrics.get("plain"):
+    rows.append(("plain cosines", plain))
+    if "distractors" in plain:
+      rows.append((f"+ {plain['distractors']['images']:,}, plain", plain["distractors"]))
   names = ("recall@1", "recall@5", "recall@10", "recall@100", "median_rank")
   lines = [" " * 28 + "  PR-AUC" + "".join(f"{n.replace('recall', 'R'):>13}" for n in names)]
   for label, part in rows:
@@ -17,6 +22,8 @@ def evaluation(metrics):
         area = f"{part['pr_auc']:8.2f}" if direction == "text_to_image" else " " * 8
         title = f"{direction.replace('_', ' ')} {label}"
         lines.append(f"{title:28}{area}" + "".join(f"{part[direction][n]:13.2f}" for n in names))
+  if plain:
+    lines.append(f"scores: {bank.in_words(metrics['correction'])}")
   lines += [_relevance_line(*item) for item in metrics.get("relevance", {}).items()]
   if "probabilities" in metrics:
     lines += _probability_lines(metrics)

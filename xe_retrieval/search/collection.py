@@ -2,11 +2,11 @@
 
 INDEX/collection.json   what it holds and which generation is current; replaced in one step
 INDEX/g000007/          a generation, which never changes:
-  vectors.npy             float32 [N, D], unit norm
+  vectors.npy             float32 [N, width]: unit vectors, and what corrects scores (bank.Scoring)
   names.bin, names.npy    names, and where each begins; captions.* likewise
   image_sources.npy, stamps.npy which source an image is from; what it looked like (size, time)
   ids.npy, order.npy      uint64 [N], a hash of source and name; rows sorted by it
-  caption_vectors.npy     float32 [C, D], of the distinct captions, where the sources know any
+  caption_vectors.npy     float32 [C, width], of the distinct captions, where sources know any
   ann/                    ScaNN's hashes, if there are many images; no vectors, no pickle
   skipped.tsv             files that could not be read, and why
 INDEX/partial/          what an interrupted run has embedded so far
@@ -81,14 +81,14 @@ class Collection:
     return len(self.vectors)
 
   def search(self, queries, k):
-    """float32 [Q, D] -> int64 [Q, k'] rows, float32 [Q, k'] cosines, k' = min(k, N)."""
+    """float32 [Q, width] -> int64 [Q, k'] rows, float32 [Q, k'] scores, k' = min(k, N)."""
     k = min(k, len(self))
     if self._index:
       return self._index.search(queries, k)
     return nearest.nearest(self.vectors, queries, k)
 
   def search_captions(self, queries, k):
-    """float32 [Q, D] -> int64 [Q, k'] numbers of captions, float32 [Q, k'] cosines."""
+    """float32 [Q, width] -> int64 [Q, k'] numbers of captions, float32 [Q, k'] scores."""
     return nearest.nearest(self.caption_vectors, queries, min(k, len(self.captions)))
 
   def id(self, row) -> str:

@@ -4,18 +4,9 @@ import os
 import pathlib
 import re
 import zlib
-from typing import NamedTuple
 
-from xe_retrieval.preparation import image_files
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-
-
-class Entry(NamedTuple):
-  """One picture: its name in the source, and two numbers that change if the picture does."""
-
-  name: str
-  stamp: tuple[int, int]
+from xe_retrieval.data import image_folder
+from xe_retrieval.data.image_folder import Entry
 
 
 class Folder:
@@ -28,29 +19,10 @@ class Folder:
     self.key = f"folder:{self.path}"
 
   def entries(self) -> list[Entry]:
-    if not self.path.is_dir():
-      raise ValueError(f"{self.path} is no folder")
-    found = []
-    for directory, folders, files in os.walk(self.path):
-      folders[:] = sorted(f for f in folders if not f.startswith("."))
-      for file in files:
-        if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-          path = os.path.join(directory, file)
-          try:
-            about = os.stat(path)
-          except OSError:  # a dangling link: read() will say so
-            stamp = (-1, -1)
-          else:
-            stamp = (about.st_size, about.st_mtime_ns)
-          found.append(Entry(os.path.relpath(path, self.path), stamp))
-    return sorted(found)
+    return image_folder.walk(self.path)
 
   def read(self, name: str) -> bytes:
-    with open(self.path / name, "rb") as file:
-      data = file.read(image_files.MAX_BYTES + 1)
-    if len(data) > image_files.MAX_BYTES:
-      raise ValueError(f"more than {image_files.MAX_BYTES >> 20} MB")
-    return data
+    return image_folder.read(self.path / name)
 
   def full_name(self, name: str) -> str:
     return str(self.path / name)

@@ -21,7 +21,7 @@ class Query:
   """A query before it is answered: the same for every cut and every collection."""
 
   text: str
-  vector: np.ndarray  # float32 [D], unit norm
+  vector: np.ndarray  # float32 [width], see bank.Scoring
   known: Queries | None  # of one query; None: the model is not calibrated
   familiar: bool
   suggestions: list[str]  # training captions nearest to an unfamiliar query
@@ -45,6 +45,7 @@ class Searcher:
 
   def __init__(self, collection: Collection, model, calibration: Calibration | None):
     self.collection, self.model, self.calibration = collection, model, calibration
+    self.meaning = calibration and calibration.best.at(len(collection))
 
   def cut(
     self, min_probability=None, max_wrong=None, min_precision=None, threshold=None, guarantee=False
@@ -69,14 +70,15 @@ class Searcher:
         "which scores are relevant is not known, as this model was not evaluated: "
         f"python -m xe_retrieval.evaluate --workdir={workdir} does that; or give a threshold"
       )
-    return self.calibration.best.cut(len(self.collection), guarantee=guarantee, **given)
+    return self.meaning.cut(len(self.collection), guarantee=guarantee, **given)
 
   def embed(self, queries: list[str]) -> list[Query]:
     vectors, features = self.model.embed_queries(queries)
+    vectors = self.model.scoring.text(vectors, features)
     if self.calibration is None:
       return [Query(text, v, None, True, []) for text, v in zip(queries, vectors, strict=True)]
     known = self.calibration.queries(vectors, features)
-    familiar = self.calibration.best.calibrator.log_familiar(known.familiarity) > UNFAMILIAR
+    familiar = self.meaning.calibrator.log_familiar(known.familiarity) > UNFAMILIAR
     out = []
     for q, text in enumerate(queries):
       near = [] if familiar[q] else self.calibration.bank.nearest(features[q : q + 1])[0]
@@ -84,7 +86,7 @@ class Searcher:
     return out
 
   def nearest(self, vectors, top):
-    """float32 [Q, D] -> int64 [Q, k], float32 [Q, k], with k ≤ top, best first."""
+    """float32 [Q, width] -> int64 [Q, k], float32 [Q, k], with k ≤ top, best first."""
     return self.collection.search(vectors, max(top, 1))
 
   def found(self, query: Query, rows, scores, cut: Cut) -> Found:
@@ -93,7 +95,7 @@ class Searcher:
     probabilities = [None] * len(scores)
     threshold = cut.score
     if query.known is not None:
-      meaning = self.calibration.best
+      meaning = self.meaning
       logits = meaning.calibrator.logit(scores[None], query.known)[0]
       shown = meaning.probability(logits, len(self.collection))
       probabilities = [round(float(p), 4) for p in shown]
@@ -103,14 +105,14 @@ class Searcher:
     return Found(query, cut, threshold, rows, scores, probabilities, above)
 
   def caption_probabilities(self, vectors, scores) -> list[float | None]:
-    """Captions float32 [n, D] with one image's score each -> that it is relevant to each."""
+    """Captions float32 [n, width] with one image's score each -> that it is relevant to each."""
     if self.calibration is None or not len(scores):
       return [None] * len(scores)
     level = (
       self.calibration.bank.level(vectors) if self.calibration.bank else np.zeros((2, len(scores)))
     )
     known = Queries(*level, np.full(len(scores), np.inf))  # captions of the collection are familiar
-    meaning = self.calibration.best
+    meaning = self.meaning
     logits = meaning.calibrator.logit(np.asarray(scores)[:, None], known)[:, 0]
     return [round(float(p), 4) for p in meaning.probability(logits, len(self.collection))]
 

@@ -64,20 +64,20 @@ def update_index(path, model, workdir, add=(), remove=(), kind="auto", rebuild=F
         raise ValueError(f"{source.key} is not in the index; it holds {held}")
     fresh = set(wanted) if rebuild else {s.key for s in add}
     reusable = None if rebuild or not old else old
-    rows = []  # (key, name, stamp, bank, row in it)
-    banks = _Banks(path / "partial", fingerprint, reusable)
+    rows = []  # (key, name, stamp, array, row in it)
+    embedded = _Embedded(path / "partial", fingerprint, reusable)
     for key, source in wanted.items():
-      known = banks.of(key)
+      known = embedded.of(key)
       if key not in fresh:
         rows += [(key, name, *place) for name, place in known.items()]
         report.skipped += _skipped(old, key)
         continue
       entries = source.entries()
       todo = [e for e in entries if e.name not in known or known[e.name][0] != e.stamp]
-      failed = _embed(model, source, todo, banks)
+      failed = _embed(model, source, todo, embedded)
       report.embedded += len(todo) - len(failed)
       report.skipped += [(key, name, reason) for name, reason in failed]
-      bad, known = {name for name, _ in failed}, banks.of(key)
+      bad, known = {name for name, _ in failed}, embedded.of(key)
       rows += [(key, e.name, *known[e.name]) for e in entries if e.name not in bad]
     if old:
       kept = {row[:2] for row in rows}
@@ -90,17 +90,17 @@ def update_index(path, model, workdir, add=(), remove=(), kind="auto", rebuild=F
       return report
     if not rows:
       raise ValueError("there would be no images in the index: nothing was changed")
-    _write(path, model, fingerprint, workdir, wanted, rows, banks, report, reusable, kind)
+    _write(path, model, fingerprint, workdir, wanted, rows, embedded, report, reusable, kind)
   return report
 
 
-class _Banks:
+class _Embedded:
   """Vectors that are known already: of the current generation, and of an interrupted run."""
 
   def __init__(self, directory, fingerprint, old):
     self.directory, self.fingerprint = directory, fingerprint
     self.vectors = [old.vectors] if old else []
-    self._known = collections.defaultdict(dict)  # key -> name -> (stamp, bank, row)
+    self._known = collections.defaultdict(dict)  # key -> name -> (stamp, array, row)
     if old:
       keys, stamps = old.manifest["sources"], np.asarray(old.stamps).tolist()
       for row, (source, name) in enumerate(zip(old.source_of.tolist(), old.names, strict=True)):
@@ -111,11 +111,11 @@ class _Banks:
         self._take(about, np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
 
   def of(self, key):
-    """{name: (stamp, bank, row)} of a source."""
+    """{name: (stamp, array, row)} of a source."""
     return self._known[key]
 
   def add(self, key, entries, vectors):
-    """[n], [n, D]: on disk when this returns."""
+    """[n], [n, width]: on disk when this returns."""
     self.directory.mkdir(exist_ok=True)
     path = self.directory / f"{time.time_ns():020d}"
     np.save(path.with_suffix(".npy"), vectors, allow_pickle=False)
@@ -124,20 +124,20 @@ class _Banks:
     self._take(about, np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
 
   def _take(self, about, vectors):
-    bank = len(self.vectors)
+    array = len(self.vectors)
     self.vectors.append(vectors)
     for row, (name, stamp) in enumerate(about["entries"]):
-      self._known[about["source"]][name] = (tuple(stamp), bank, row)
+      self._known[about["source"]][name] = (tuple(stamp), array, row)
 
   def gather(self, places, out):
-    """[(bank, row)] -> out [n, D]."""
-    bank, row = np.array(places, np.int64).reshape(-1, 2).T
-    for b in np.unique(bank):
-      at = bank == b
-      out[at] = self.vectors[b][row[at]]
+    """[(array, row)] -> out [n, width]."""
+    array, row = np.array(places, np.int64).reshape(-1, 2).T
+    for a in np.unique(array):
+      at = array == a
+      out[at] = self.vectors[a][row[at]]
 
 
-def _embed(model, source, todo, banks):
+def _embed(model, source, todo, embedded):
   """Embeds entries chunk by chunk; returns [(name, reason)] of those that are no pictures."""
   failed = []
   size = model.config.image.size
@@ -168,7 +168,7 @@ def _embed(model, source, todo, banks):
 
       vectors = model.embed_squares(squares(), len(chunk))
       if good:
-        banks.add(source.key, good, vectors)
+        embedded.add(source.key, good, model.scoring.image(vectors))
   return failed
 
 
@@ -177,16 +177,15 @@ def _reason(error):
   return error.removeprefix("images[0] is ").replace("\t", " ").replace("\n", " ")
 
 
-def _write(path, model, fingerprint, workdir, wanted, rows, banks, report, old, kind):
+def _write(path, model, fingerprint, workdir, wanted, rows, embedded, report, old, kind):
   """A new generation beside the current one, then the swap."""
   number = 1 + max((int(p.name[1:]) for p in path.glob("g[0-9]*")), default=0)
   out = path / f"g{number:06d}"
   out.mkdir()
-  keys, width = list(wanted), model.config.embedding_dim
-  shape = (len(rows), width)
+  keys, shape = list(wanted), (len(rows), model.scoring.width)
   vectors = np.lib.format.open_memmap(out / "vectors.npy", "w+", np.float32, shape)
   for i in range(0, len(rows), 65_536):
-    banks.gather([row[3:] for row in rows[i : i + 65_536]], vectors[i : i + 65_536])
+    embedded.gather([row[3:] for row in rows[i : i + 65_536]], vectors[i : i + 65_536])
   vectors.flush()
 
   def save(name, array):
@@ -208,7 +207,9 @@ def _write(path, model, fingerprint, workdir, wanted, rows, banks, report, old, 
   if old and list(old.captions) == captions:
     caption_vectors = np.asarray(old.caption_vectors)
   else:
-    caption_vectors = model.embed_text(captions)
+    caption_vectors = model.scoring.text(
+      *model.embed_queries(captions, len(captions) > models.BATCH)
+    )
   Strings.write(out, "captions", captions)
   save("caption_vectors", caption_vectors)
 

@@ -105,6 +105,7 @@ class About(BaseModel):
   captions: int
   generation: str
   step: int | None
+  scores: str = Field(description="What scores are: cosines, or how a bank corrects them.")
   calibration: Calibration | None = Field(description="Null: the model was not evaluated.")
   examples: list[str]
   limits: dict[str, int]

@@ -17,6 +17,7 @@ from xe_retrieval.search import searcher as searchers
 from xe_retrieval.search.collection import MANIFEST
 from xe_retrieval.serving import thumbnails
 from xe_retrieval.serving.batching import Batcher, Busy
+from xe_retrieval.towers import bank
 
 LIMITS = {
   "query": 500,  # characters
@@ -90,7 +91,8 @@ class Service:
     searcher = self.searcher
     row = _row(searcher, id)
     vector = np.asarray(searcher.collection.vectors[row])[None]
-    answers = await self._queries.ask([(vector, top + 1), (vector, -top)])
+    alone = searcher.model.scoring.plain(vector)  # images among each other: cosines
+    answers = await self._queries.ask([(alone, top + 1), (vector, -top)])
     # The index may have been swapped since: each answer names the searcher that its rows refer to.
     (owner, _, rows, scores), (caption_owner, _, *captions) = answers
     others = [
@@ -113,6 +115,7 @@ class Service:
       "captions": len(collection.captions),
       "generation": collection.manifest["generation"],
       "step": collection.manifest["step"],
+      "scores": bank.in_words(loaded.searcher.model.scoring.correction),
       "calibration": loaded.calibration,
       "examples": _examples(collection.captions),
       "limits": LIMITS,
@@ -243,7 +246,7 @@ def _captions(searcher, numbers, scores):
 def _calibration(searcher):
   """What probabilities were measured on, and what to expect of each minimum probability."""
   calibration, images = searcher.calibration, len(searcher.collection)
-  best = calibration.best
+  best = searcher.meaning
   percents = [percent / 100 for percent in range(1, 100)]
   return {
     "measured_on": calibration.measured_on(),

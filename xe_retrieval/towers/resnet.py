@@ -6,6 +6,8 @@ import jax.numpy as jnp
 
 from xe_retrieval.towers.convolution import batch_norm, convolve, max_pool
 
+PATCH = 8  # pixels
+
 
 class ResNet(nn.Module):
   """A stem and stages of residual blocks; each stage but the first halves the resolution."""
@@ -63,7 +65,8 @@ class Stem(nn.Module):
   def __call__(self, x, batch_statistics):
     if self.kind == "patch":  # patches do not overlap: one matrix product
       b, h, w, c = x.shape
-      x = x.reshape(b, h // 8, 8, w // 8, 8, c).swapaxes(2, 3).reshape(b, h // 8, w // 8, 64 * c)
+      x = x.reshape(b, h // PATCH, PATCH, w // PATCH, PATCH, c).swapaxes(2, 3)
+      x = x.reshape(b, h // PATCH, w // PATCH, PATCH**2 * c)
     kernel, stride = {"imagenet": (7, 2), "patch": (1, 1)}[self.kind]
     x = Conv(self.width, kernel, stride, self.dtype, name="conv")(x)
     x = nn.relu(BatchNorm(name="norm")(x, batch_statistics))

@@ -1,8 +1,13 @@
 """A pretrained sentence encoder (BERT with mean pooling, e.g. MiniLM) by itself."""
 
+import hashlib
+import os
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from xe_retrieval.data import tokenization
 from xe_retrieval.towers import hugging_face, pretrained, weight_files
@@ -13,8 +18,11 @@ BATCH = 128
 TOKENS = 64  # longer captions are cut
 
 
-def load(path: str):
-  """Directory or Hugging Face id -> a function from n strings to float32 [n, width], unit norm."""
+def load(path: str, cache=None):
+  """Directory or Hugging Face id -> a function from n strings to float32 [n, width], unit norm.
+
+  With a directory `cache`, what it gives for a list of strings is kept there and read again.
+  """
   directory = weight_files.locate(path)
   fields = pretrained.bert_fields(directory)
   model = TextEncoder(Bert(**fields), embedding_dim=1, pooling="mean")
@@ -31,11 +39,29 @@ def load(path: str):
     lengths = np.count_nonzero(ids, axis=1)
     order = np.argsort(lengths, kind="stable")  # short captions together: little padding
     out = np.zeros((len(ids), fields["width"]), np.float32)
-    for start in range(0, len(ids), BATCH):
+    starts = range(0, len(ids), BATCH)
+    for start in tqdm(starts, "sentences", file=sys.stdout, delay=2, leave=False):
       rows = order[start : start + BATCH]
       longest = min(-(-lengths[rows].max() // 8) * 8, TOKENS)
       batch = np.pad(ids[rows, :longest], ((0, BATCH - len(rows)), (0, 0)))
       out[rows] = np.asarray(features(variables, batch))[: len(rows)]
     return out / np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-12)
 
-  return embed
+  if cache is None:
+    return embed
+  weights = hashlib.sha256(tokenizer.fingerprint().encode())
+  for leaf in jax.tree.leaves(variables):
+    weights.update(np.asarray(leaf).tobytes())
+
+  def remembered(captions):
+    digest = weights.copy()
+    digest.update("\0".join(captions).encode())
+    file = cache / f"sentences-{digest.hexdigest()[:20]}.npy"
+    if not file.exists():
+      part = file.with_suffix(f".{os.getpid()}.part")
+      with part.open("wb") as out:
+        np.save(out, embed(captions), allow_pickle=False)
+      part.rename(file)  # atomic: a file with this name is complete
+    return np.load(file, allow_pickle=False)
+
+  return remembered

@@ -7,17 +7,16 @@ every array, by which damaged checkpoints are detected.
 
 import contextlib
 import dataclasses
-import shutil
 import time
 from concurrent import futures
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
+from xe_retrieval.data import paths
 from xe_retrieval.training import checkpoint_reader, processes
 from xe_retrieval.training.checkpoint_reader import METRIC, quality
 from xe_retrieval.training.step import TrainState
@@ -33,7 +32,7 @@ class Checkpoints:
   def __init__(
     self, workdir, keep: int = 3, keep_every: int = 0, read_only: bool = False, say=print
   ):
-    self._workdir = epath.Path(workdir).resolve()
+    self._workdir = paths.absolute(workdir)
     kept = [
       policies.LatestN(keep),
       policies.BestN(get_metric_fn=quality, n=1, keep_checkpoints_without_metrics=False),
@@ -77,15 +76,17 @@ class Checkpoints:
       self._failed(error)
 
   def resume(self, like: TrainState) -> TrainState | None:
-    """The newest intact state; damaged checkpoints are reported and moved to workdir/damaged."""
+    """The newest intact state; damaged checkpoints are reported and moved to workdir/damaged.
+
+    Damaged is what fails a checksum. Whatever else goes wrong (memory, a network, a mount) raises
+    and moves nothing.
+    """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
         return self.restore(step, like)
-      except _Misfit as error:
-        raise ValueError(f"checkpoint {step} of {self._workdir} {error}") from error
-      except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
-        self._say(f"WARNING: checkpoint {step} of {self._workdir} is damaged ({_line(error)})")
+      except Damaged as error:
+        self._say(f"WARNING: checkpoint {step} of {self._workdir} is damaged ({error})")
         self._say(f"WARNING: it was moved to {self._set_aside(step)}; trying the previous one")
     if steps:
       raise ValueError(
@@ -95,7 +96,34 @@ class Checkpoints:
     return None
 
   def restore(self, step: int, like: TrainState) -> TrainState:
-    """The state of a checkpoint; `like` gives shapes, types and shardings."""
+    """The state of a checkpoint; `like` gives shapes, types and shardings.
+
+    All processes return it, or all raise: Damaged, ValueError if it does not fit, else OSError.
+    """
+    restored, error = None, None
+    try:
+      restored = self._read(step, like)
+    except Exception as e:  # Orbax and TensorStore raise many types
+      error = e
+    told = processes.exchange(f"checkpoint {step}", checkpoint_reader.verdict(error))
+    failures = {kind: text for kind, _, text in (verdict.partition(": ") for verdict in told)}
+    path = self._workdir / "checkpoints" / str(step)
+    if "misfit" in failures:
+      raise ValueError(f"checkpoint {step} of {self._workdir} {failures['misfit']}") from error
+    if "failed" in failures:
+      raise OSError(
+        f"checkpoint {step} of {self._workdir} cannot be read ({failures['failed']}). Nothing was "
+        f"moved: run the same command again, or remove {path} to go on from the one before it"
+      ) from error
+    if "damaged" in failures:
+      raise Damaged(failures["damaged"]) from error
+    parts = {**restored["model"], **restored["training"]}
+    _verify(parts, restored["run"]["checksums"])
+    if learning := parts.pop("learning", None):  # then `model` holds the moving averages
+      parts |= learning | {"ema": {name: parts[name] for name in learning}}
+    return TrainState(**parts)
+
+  def _read(self, step, like):
     model, training = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
     self._check_shapes(step, model | training)
     items = ocp.args.Composite(
@@ -104,12 +132,11 @@ class Checkpoints:
       run=ocp.args.JsonRestore(),
     )
     restored = self._manager.restore(step, args=items)
-    parts = {**restored["model"], **restored["training"]}
     if "checksums" not in restored["run"]:
-      raise _Misfit("was written by an earlier version; resume it with that version")
-    _verify(parts, restored["run"]["checksums"])
-    ema = parts.pop("learning", None)  # with it, `params` hold the moving average
-    return TrainState(**parts | ({"params": ema, "ema": parts["params"]} if ema else {}))
+      raise checkpoint_reader.Misfit(
+        "was written by an earlier version; resume it with that version"
+      )
+    return restored
 
   def __enter__(self):
     return self
@@ -164,21 +191,23 @@ class Checkpoints:
       time.sleep(0.1)
       partial = list((self._workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
       for directory in partial if processes.is_primary() else []:
-        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+          directory.rmtree()
     self._open()
     last = self.latest()
     kept = f"the last good one is step {last}" if last else "there is none yet"
-    self._failure = f"a checkpoint could not be saved under {self._workdir}; {kept}: {_line(error)}"
+    self._failure = f"a checkpoint could not be saved under {self._workdir}; {kept}"
+    self._failure += f": {processes.line(error)}"
     self._say(f"WARNING: {self._failure}")
 
   def _set_aside(self, step):
     target = self._workdir / "damaged" / str(step)
-    if processes.is_primary():
-      target.parent.mkdir(exist_ok=True)
-      if target.exists():
-        target.rmtree()
-      (self._workdir / "checkpoints" / str(step)).rename(target)
     with processes.primary_first(f"damaged {step}"):
+      if processes.is_primary():
+        target.parent.mkdir(exist_ok=True)
+        if target.exists():
+          target.rmtree()
+        (self._workdir / "checkpoints" / str(step)).rename(target)
       self._manager.reload()
     return target
 
@@ -191,19 +220,19 @@ class Checkpoints:
       a, b = (tuple(tree[name].shape) if name in tree else None for tree in (saved, wanted))
       if a != b:
         a, b = ("absent" if x is None else list(x) for x in (a, b))
-        raise _Misfit(f"does not fit the config: {name} is {a} there and {b} here")
+        raise checkpoint_reader.Misfit(f"does not fit the config: {name} is {a} there and {b} here")
 
 
-class _Misfit(ValueError):
-  """The checkpoint is intact but does not belong to this config or version."""
+class Damaged(Exception):
+  """A checksum does not match: ours, or one of TensorStore."""
 
 
 def _items(state):
-  """State -> model, training; with a moving average of the parameters, model holds that."""
+  """State -> model, training; with moving averages, model holds these."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  if ema := fields.pop("ema"):
-    fields["learning"], fields["params"] = fields["params"], ema
   model = {name: fields.pop(name) for name in ("params", "batch_stats")}
+  if ema := fields.pop("ema"):
+    fields["learning"], model = model, ema
   return model, fields
 
 
@@ -248,7 +277,7 @@ def _weighted(part, shape, index) -> int:
 def _verify(tree, expected):
   for name, value in _checksums(tree).items():
     if expected.get(name) != value:
-      raise OSError(f"the checksum of {name} does not match")
+      raise Damaged(f"the checksum of {name} does not match")
 
 
 def _flat(tree):
@@ -259,7 +288,3 @@ def _flat(tree):
 
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {".".join(map(name, path)): leaf for path, leaf in leaves}
-
-
-def _line(error):
-  return " ".join(str(error).split())[:300] or type(error).__name__

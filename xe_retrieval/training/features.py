@@ -5,16 +5,17 @@ the tower's weights and settings, the records of the split, the tokenizer or ima
 with other seeds and losses share it. An interrupted computation resumes where it stopped.
 """
 
+import functools
 import hashlib
 import json
+import re
 import sys
 
 import jax
 import numpy as np
-from etils import epath
 from tqdm import tqdm
 
-from xe_retrieval.data import decoding, lock, pipeline
+from xe_retrieval.data import decoding, lock, paths, pipeline
 from xe_retrieval.towers import dual_encoder
 from xe_retrieval.training import processes
 
@@ -34,26 +35,33 @@ def cacheable(config) -> set[str]:
 
 
 def tables(
-  config, model, variables, tokenizer, source, towers=("image", "text")
+  config, model, variables, tokenizer, source, towers=("image", "text"), views=None
 ) -> dict[str, np.ndarray]:
-  """The cached features of a split, memory-mapped: `image` by record, `text` by caption."""
-  out = {}
-  for tower in sorted(cacheable(config) & set(towers)):
-    key = _key(config, variables, tokenizer, source, tower)
-    path = _directory(config) / f"{source.split}-{tower}-{key}.npy"
-    with processes.primary_first(path.name):
-      if not path.exists():
-        with lock.creating(path):  # against other runs on this machine
-          if not path.exists():
-            _compute(path, config, model, variables, tokenizer, source, tower)
-    out[tower] = np.load(path, mmap_mode="r", allow_pickle=False)
+  """The cached features of a split, memory-mapped: `image` by record, `text` by caption.
+
+  With `views` = 2, by default config.data.views, the train split also has `mirrored`: the features
+  of its mirrored photos, by record.
+  """
+  out, cached = {}, cacheable(config)
+  views = views or _views(config, cached)
+  wanted = sorted(cached & set(towers))
+  fingerprint = source.fingerprint() if wanted else ""  # reads the whole split
+  for tower in wanted:
+    key = _key(config, variables, tokenizer, fingerprint, tower)
+    compute = functools.partial(_compute, config, model, variables, tokenizer, source, tower)
+    stem = directory(config) / f"{source.split}-{tower}-{key}"
+    out[tower] = _cached(stem.with_suffix(".npy"), compute)
+    if tower == "image" and views == 2 and source.split == "train":
+      out["mirrored"] = _cached(
+        stem.with_name(f"{stem.name}-mirrored.npy"), functools.partial(compute, mirrored=True)
+      )
   return out
 
 
 def of(encoder, source, towers=("image", "text")) -> dict[str, np.ndarray]:
-  """`tables` for a trained model."""
+  """`tables` for a trained model, which never sees mirrored photos."""
   model = dual_encoder.from_config(encoder.config)
-  return tables(encoder.config, model, encoder.variables, encoder.tokenizer, source, towers)
+  return tables(encoder.config, model, encoder.variables, encoder.tokenizer, source, towers, 1)
 
 
 def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
@@ -71,6 +79,8 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
     text_name, text = "text_features", tables["text"]
   else:
     text_name, text = "tokens", tokenizer(_captions(source))
+  if "mirrored" in tables:
+    sided = np.array([_SIDED.search(caption) is not None for caption in _captions(source)])
   if "image" not in tables:
     decoded = pipeline.train_batches(source, tokenizer, config, start, process, processes)
   for step in range(start, config.steps):
@@ -82,12 +92,49 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
       "text_id": text_ids[captions],
     }
     if "image" in tables:
-      yield batch | {"image_features": tables["image"][records]}
+      image = np.asarray(tables["image"][records])
+      if "mirrored" in tables:
+        mirror = _mirror(draws) & ~sided[captions]
+        image[mirror] = tables["mirrored"][records[mirror]]
+      yield batch | {"image_features": image}
     else:
       yield batch | {"image": next(decoded)["image"]}
 
 
-def _compute(path, config, model, variables, tokenizer, source, tower):
+_SIDED = re.compile(r"\b(left|right)", re.IGNORECASE)  # also leftmost, right-hand, …
+
+
+def _mirror(draws):
+  """Whether each record shows its mirrored photo: the highest bit of its 63-bit draw.
+
+  The caption is chosen by draw % captions, which hardly depends on that bit.
+  """
+  return (draws >> 62).astype(bool)
+
+
+def _views(config, cached):
+  views = config.data.get("views", 1)  # runs of older versions have none
+  if views not in (1, 2):
+    raise ValueError(f"config.data.views={views} should be 1 or 2 (the photo and its mirror image)")
+  if views == 2 and "image" not in cached:
+    raise ValueError(
+      "config.data.views=2 needs a frozen image tower whose features are cached: "
+      "config.image.freeze='all' and config.data.augment='none'"
+    )
+  return views
+
+
+def _cached(path, compute):
+  """The table at `path`, memory-mapped; computed first if there is none."""
+  with processes.primary_first(path.name):
+    if not path.exists():
+      with lock.creating(path):  # against other runs on this machine
+        if not path.exists():
+          compute(path)
+  return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=False):
   """Writes float32 [records or captions, width]; resumes after an interruption."""
   run = jax.jit(lambda v, x: model.apply(v, x, method=f"{tower}_features"))
   part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
@@ -96,13 +143,14 @@ def _compute(path, config, model, variables, tokenizer, source, tower):
     captions = _captions(source)
     inputs, count, width = _by_length(tokenizer(captions), done), len(captions), config.text.width
   else:
-    inputs = _numbered(pipeline.image_batches(source, config.image.size, BATCH, done), done)
+    images = pipeline.image_batches(source, config.image.size, BATCH, done)
+    inputs = _numbered((batch[:, :, ::-1] if mirrored else batch for batch in images), done)
     count, width = len(source), config.image.widths[-1]
   table = np.lib.format.open_memmap(part, "r+" if done else "w+", np.float32, (count, width))
   with tqdm(
     total=count,
     initial=done * BATCH,
-    desc=f"{tower} features of {source.split}",
+    desc=f"{tower} features of {source.split}{' mirrored' * mirrored}",
     file=sys.stdout,
     delay=2,
   ) as bar:
@@ -146,11 +194,11 @@ _IRRELEVANT = ("pretrained", "freeze", "dropout", "batch_norm", "feature_dropout
 _IRRELEVANT += ("learning_rate", "end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
 
 
-def _key(config, variables, tokenizer, source, tower):
+def _key(config, variables, tokenizer, fingerprint, tower):
   digest = hashlib.sha256()
   settings = {k: v for k, v in config[tower].to_dict().items() if k not in _IRRELEVANT}
   settings["dtype"] = config.dtype
-  digest.update(json.dumps([settings, source.fingerprint()], sort_keys=True).encode())
+  digest.update(json.dumps([settings, fingerprint], sort_keys=True).encode())
   digest.update(tokenizer.fingerprint().encode() if tower == "text" else bytes([decoding.DECODER]))
   for collection in ("params", "batch_stats"):
     tree = variables.get(collection, {}).get(tower, {}).get("tower", {})
@@ -159,7 +207,8 @@ def _key(config, variables, tokenizer, source, tower):
   return digest.hexdigest()[:20]
 
 
-def _directory(config):
-  out = epath.Path(config.data.dir or "~/tensorflow_datasets").expanduser() / "features"
+def directory(config):
+  """Where tables of all data sets under data.dir lie; made if it is not there."""
+  out = paths.local(config.data.dir or "~/tensorflow_datasets", "config.data.dir") / "features"
   out.mkdir(parents=True, exist_ok=True)
   return out

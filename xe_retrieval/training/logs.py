@@ -8,6 +8,7 @@ import time
 
 from etils import epath
 
+from xe_retrieval.data import paths
 from xe_retrieval.data.cpu_tensorflow import tf
 from xe_retrieval.training import processes
 
@@ -73,14 +74,19 @@ class Log:
     self._write(step, {f"validation/{name}": value for name, value in flat.items()})
     recall = ", ".join(f"@{k} {to_image[f'recall@{k}']:.1f}" for k in (1, 5, 10))
     self.say(f"step {step}: validation PR-AUC {metrics['pr_auc']:.2f}, recall {recall}")
-    self.exclude()
 
-  def exclude(self) -> None:
-    """Excludes the time since the last log line (validation, a checkpoint) from the speed."""
-    now = time.perf_counter()
+  @contextlib.contextmanager
+  def excluded(self):
+    """Excludes the time of a block (validation, a checkpoint) from the speed.
+
+    No step may still be running when it starts: its time would be lost.
+    """
+    before = time.perf_counter()
+    yield
+    spent = time.perf_counter() - before
+    self._time += spent
     if self._began:
-      self._began = (self._began[0], self._began[1] + now - self._time)
-    self._time = now
+      self._began = (self._began[0], self._began[1] + spent)
 
   def say(self, line: str) -> None:
     self._print(line, transient=False)
@@ -125,14 +131,20 @@ class _Jsonl:
         unfinished = path.with_name("metrics.jsonl.tmp")
         unfinished.write_text("".join(kept))
         unfinished.replace(path)
-    self._file = path.open("a")
+    self._path, self._file = path, None if paths.is_remote(path) else path.open("a")
 
   def write(self, step, values):
-    self._file.write(json.dumps({"step": step, **values}) + "\n")
-    self._file.flush()
+    line = json.dumps({"step": step, **values}) + "\n"
+    if self._file:
+      self._file.write(line)
+      self._file.flush()
+    else:  # a bucket cannot append
+      before = self._path.read_text() if self._path.exists() else ""
+      self._path.write_text(before + line)
 
   def close(self):
-    self._file.close()
+    if self._file:
+      self._file.close()
 
 
 def _step(line):
@@ -161,7 +173,7 @@ class _Wandb:
   def __init__(self, workdir, config):
     import wandb
 
-    identity = hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:12]
+    identity = hashlib.sha256(str(paths.absolute(workdir)).encode()).hexdigest()[:12]
     self._run = wandb.init(
       project=config.wandb,
       dir=str(workdir),

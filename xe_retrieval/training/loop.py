@@ -3,11 +3,10 @@
 import json
 
 import jax
-from etils import epath
 
 from xe_retrieval import config as config_lib
 from xe_retrieval import losses
-from xe_retrieval.data import decoding, pipeline, tokenization
+from xe_retrieval.data import decoding, paths, pipeline, tokenization
 from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.towers import dual_encoder, pretrained
 from xe_retrieval.training import features, optimizers, processes, step, utilization
@@ -25,7 +24,7 @@ def train(
   evaluation imports training and not vice versa; main.py connects the two.
   """
   mesh = mesh_lib.make(devices)
-  workdir = epath.Path(workdir).expanduser()
+  workdir = paths.absolute(workdir)
   config, source, validation, tokenizer = prepare(config, mesh)
   changed = _write_config(workdir, config, tokenizer, allow_config_change)
 
@@ -74,14 +73,14 @@ def train(
       if n % config.log_every == 0 or last:
         log.train(n, jax.device_get(metrics))
       if validating or last or n % config.checkpoint_every == 0:
-        _require_finite(previous, source, config, workdir)
-        quality = None
-        if validating:
-          validated = evaluate(_validation_variables(state, mesh))
-          log.validation(n, validated)
-          quality = {"pr_auc": validated["pr_auc"]}
-        checkpoints.save(state, quality, config_lib.to_json(config))
-        log.exclude()
+        _require_finite(previous, source, config, workdir)  # waits for the step
+        with log.excluded():
+          quality = None
+          if validating:
+            validated = evaluate(jax.device_put(state.variables(), mesh_lib.replicated(mesh)))
+            log.validation(n, validated)
+            quality = {"pr_auc": validated["pr_auc"]}
+          checkpoints.save(state, quality, config_lib.to_json(config))
       if stop and n < config.steps:
         log.say(f"stopped after step {n}; the same command goes on from there")
         break
@@ -153,12 +152,6 @@ def _introduction(config, state, source, mesh, start):
     + (f" of {jax.process_count()} processes" if jax.process_count() > 1 else "")
     + (f", resuming after step {start}" if start else "")
   )
-
-
-def _validation_variables(state, mesh):
-  """The parameters (or their moving average) and BatchNorm statistics, copied to every device."""
-  variables = {"params": state.ema or state.params, "batch_stats": state.batch_stats}
-  return jax.device_put(variables, mesh_lib.replicated(mesh))
 
 
 def _require_finite(previous, source, config, workdir):

@@ -1,4 +1,7 @@
-"""One optimiser per tower, its projection included; none for frozen parameters."""
+"""One optimiser per tower, its projection included, and one for what the loss learns.
+
+Frozen parameters have none.
+"""
 
 import jax
 import optax
@@ -9,28 +12,30 @@ OPTIMIZERS = ("adamw", "sgd")
 
 
 def make(config, params) -> optax.GradientTransformation:
-  """`optax.multi_transform` over the labels text, image and frozen."""
-  towers = optax.multi_transform(
-    {
-      "text": _tower(config.text, config.steps),
-      "image": _tower(config.image, config.steps),
-      "frozen": optax.set_to_zero(),
-    },
-    labels(config, params),
-  )
+  """`optax.multi_transform` over the labels text, image, loss and frozen."""
+  optimizers = {
+    "text": _tower(config.text, config.steps),
+    "image": _tower(config.image, config.steps),
+    "frozen": optax.set_to_zero(),
+  }
+  if "loss" in params:
+    optimizers["loss"] = optax.adam(schedule(config.text, config.steps))
+  optimizer = optax.multi_transform(optimizers, labels(config, params))
   if not config.clip_norm:
-    return towers
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), towers)
+    return optimizer
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
 
 
 def labels(config, params):
-  """-> a tree like `params` with leaves "text", "image" or "frozen"; every parameter has one."""
-  if unknown := set(params) - {"text", "image"}:
+  """-> a tree like `params`: each leaf "text", "image", "loss" or "frozen"."""
+  if unknown := set(params) - {"text", "image", "loss"}:
     raise ValueError(f"no optimiser covers the parameters under {sorted(unknown)}")
-  frozen = dual_encoder.frozen(params, config)
+  towers = {name: group for name, group in params.items() if name != "loss"}
+  frozen = dual_encoder.frozen(towers, config)
+  frozen |= {"loss": jax.tree.map(lambda _: False, params["loss"])} if "loss" in params else {}
   return {
-    tower: jax.tree.map(lambda fixed, t=tower: "frozen" if fixed else t, frozen[tower])
-    for tower in params
+    group: jax.tree.map(lambda fixed, g=group: "frozen" if fixed else g, frozen[group])
+    for group in params
   }
 
 

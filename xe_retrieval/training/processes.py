@@ -1,13 +1,15 @@
 """A run as one process or several: joining, waiting for each other, stopping together."""
 
+import collections
 import contextlib
 import gc
+import itertools
 import os
 import signal
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
+from jax._src import distributed  # its key-value store has no public name
 
 from xe_retrieval.data import mesh as mesh_lib
 
@@ -42,14 +44,58 @@ def is_primary() -> bool:
 
 @contextlib.contextmanager
 def primary_first(name: str):
-  """Process 0 runs the block before the others do, which then find its files on disk."""
-  several = jax.process_count() > 1
-  wait = ocp.multihost.get_barrier_sync_fn() if several else None
-  if several and not is_primary():
-    wait(key=name, timeout_ms=1000 * TIMEOUT)
-  yield
-  if several and is_primary():
-    wait(key=name, timeout_ms=1000 * TIMEOUT)
+  """Process 0 runs the block before the others do, which then find its files on disk.
+
+  If it raises there, it raises in all: ValueError, with what process 0 said.
+  """
+  if jax.process_count() == 1:
+    yield
+    return
+  board = _Board(name)
+  if not is_primary():
+    if failure := board.read(0):
+      raise ValueError(f"process 0 failed: {failure}")
+    yield
+    return
+  try:
+    yield
+  except BaseException as error:
+    board.write(line(error))
+    raise
+  board.write("")
+
+
+def exchange(name: str, text: str) -> list[str]:
+  """What every process has to say, in their order.
+
+  Not a collective of devices: a process that failed before one may take part, too.
+  """
+  if jax.process_count() == 1:
+    return [text]
+  board = _Board(name)
+  board.write(text)
+  return [board.read(i) for i in range(jax.process_count())]
+
+
+def line(error: BaseException) -> str:
+  """An exception in one line."""
+  return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+class _Board:
+  """One text of each process, in the key-value store of the coordinator."""
+
+  _uses = collections.defaultdict(itertools.count)  # all processes use a name equally often
+
+  def __init__(self, name):
+    self._key = f"xe_retrieval/{name}/{next(self._uses[name])}"
+    self._client = distributed.global_state.client
+
+  def write(self, text):
+    self._client.key_value_set(f"{self._key}/{jax.process_index()}", f"{text}.")  # never empty
+
+  def read(self, process):
+    return self._client.blocking_key_value_get(f"{self._key}/{process}", 1000 * TIMEOUT)[:-1]
 
 
 class Interruption:

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xe_retrieval import losses
 from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.towers import dual_encoder
-from xe_retrieval.training import features, optimizers
+from xe_retrieval.training import features, objective, optimizers
 
 PERCENTILES = (5, 50, 95)
 SAMPLE = 64  # rows among which percentiles of negative scores are taken
@@ -27,11 +26,16 @@ class TrainState:
   """The state of training, as saved in checkpoints."""
 
   step: jax.Array  # int32 []
-  params: dict  # {"text": …, "image": …}
+  params: dict  # {"text": …, "image": …}, and "loss" if it learns; see objective.parameters
   batch_stats: dict  # running statistics of BatchNorm
   opt_state: optax.OptState
   rng: jax.Array  # dropout of step n uses fold_in(rng, n)
-  ema: dict = flax.struct.field(default_factory=dict)  # moving average of params; {}: off
+  ema: dict = flax.struct.field(default_factory=dict)  # moving averages of both; {}: off
+
+  def variables(self) -> dict:
+    """What the model needs: both towers and BatchNorm statistics, or their moving averages."""
+    used = self.ema or {"params": self.params, "batch_stats": self.batch_stats}
+    return used | {"params": _towers(used["params"])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +58,8 @@ def build(config, mesh) -> Build:
   """`config` has its architecture filled in, see pretrained.configure."""
   model = dual_encoder.from_config(config)
   variables = jax.eval_shape(lambda: dual_encoder.init(config, model))
-  optimizer = optimizers.make(config, variables["params"])
-  loss = losses.get(config.loss, config.scale, config.keep, config.loss_implementation, mesh)
+  optimizer = optimizers.make(config, variables["params"] | objective.parameters(config))
+  loss = objective.make_loss(config, mesh)
   state = jax.eval_shape(lambda v: init(config, v, optimizer, mesh), variables)
   where = shardings(config, state, mesh)
   rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
@@ -91,13 +95,15 @@ def init(config, variables, optimizer, mesh) -> TrainState:
   """The state before the first step, sharded as config.mesh says."""
 
   def build(variables):
+    params = variables["params"] | objective.parameters(config)
+    batch_stats = variables.get("batch_stats", {})
     return TrainState(
       step=jnp.zeros([], jnp.int32),
-      params=variables["params"],
-      batch_stats=variables.get("batch_stats", {}),
-      opt_state=optimizer.init(variables["params"]),
+      params=params,
+      batch_stats=batch_stats,
+      opt_state=optimizer.init(params),
       rng=jax.random.PRNGKey(config.seed),
-      ema=variables["params"] if config.ema_decay else {},
+      ema={"params": params, "batch_stats": batch_stats} if config.ema_decay else {},
     )
 
   where = shardings(config, jax.eval_shape(build, variables), mesh)
@@ -118,6 +124,7 @@ def make(config, model, loss, optimizer, mesh):
   gradients = _whole if micro == config.batch_size else _in_micro_batches
   rates = {tower: optimizers.schedule(config[tower], config.steps) for tower in ("text", "image")}
   everywhere = mesh_lib.replicated(mesh)
+  minimised = objective.make(config, loss)
 
   def embed(params, batch_stats, rng, inputs):  # -> ([B, D], [B, D]), batch_stats
     params = jax.lax.with_sharding_constraint(params, everywhere)  # all-gather, if sharded
@@ -131,67 +138,77 @@ def make(config, model, loss, optimizer, mesh):
     rng = jax.random.fold_in(state.rng, state.step)
     ids = {name: batch[name] for name in ("text_id", "image_id")}
     inputs = {name: x for name, x in batch.items() if name not in ids}
-    objective = jax.named_scope("loss")(lambda text, image: loss(text, image, **ids))
+
+    @jax.named_scope("loss")
+    def value_of(text, image, learned):
+      return minimised(text, image, ids, learned, state.step)
+
     value, grads, embeddings, batch_stats = gradients(
-      embed, objective, state, rng, inputs, micro, mesh
+      embed, value_of, state, rng, inputs, micro, mesh
     )
     grads = jax.lax.with_sharding_constraint(grads, shardings(config, grads, mesh))
     with jax.named_scope("optimizer"):
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-      params = optax.apply_updates(state.params, updates)
-    norms = {f"gradient_norm/{tower}": optax.global_norm(grads[tower]) for tower in sorted(grads)}
+      params = objective.clip(optax.apply_updates(state.params, updates))
+    norms = {f"gradient_norm/{group}": optax.global_norm(grads[group]) for group in sorted(grads)}
     metrics = {
       "loss": value,
       **norms,
       **{f"learning_rate/{tower}": rate(state.step) for tower, rate in rates.items()},
+      **{f"learned/{name}": x for name, x in state.params.get("loss", {}).items()},
       **_percentiles(*embeddings, batch, mesh),
       "finite": jnp.isfinite(value + sum(norms.values()) + optax.global_norm(updates)),
     }
-    ema = optax.incremental_update(params, state.ema, 1 - config.ema_decay) if state.ema else {}
-    state = state.replace(
-      step=state.step + 1, params=params, batch_stats=batch_stats, opt_state=opt_state, ema=ema
-    )
+    new = {"params": params, "batch_stats": batch_stats}
+    ema = optax.incremental_update(new, state.ema, 1 - config.ema_decay) if state.ema else {}
+    state = state.replace(step=state.step + 1, opt_state=opt_state, ema=ema, **new)
     return state, metrics
 
   return train_step
 
 
-def _whole(embed, objective, state, rng, inputs, micro, mesh):
+def _towers(params):
+  return {tower: params[tower] for tower in ("text", "image")}
+
+
+def _whole(embed, value_of, state, rng, inputs, micro, mesh):
   """-> loss, gradients, embeddings, BatchNorm statistics; holds all activations at once."""
 
   def value(params):
-    embeddings, batch_stats = embed(params, state.batch_stats, rng, inputs)
-    return objective(*embeddings), (embeddings, batch_stats)
+    embeddings, batch_stats = embed(_towers(params), state.batch_stats, rng, inputs)
+    return value_of(*embeddings, params.get("loss", {})), (embeddings, batch_stats)
 
   (value, (embeddings, batch_stats)), grads = jax.value_and_grad(value, has_aux=True)(state.params)
   return value, grads, embeddings, batch_stats
 
 
-def _in_micro_batches(embed, objective, state, rng, inputs, micro, mesh):
+def _in_micro_batches(embed, value_of, state, rng, inputs, micro, mesh):
   """The same with the activations of `micro` rows at a time, at the cost of a forward pass.
 
   Embed all rows without gradient, take the gradient of the loss with respect to the embeddings,
   then embed again and backpropagate it; the same rng gives the same dropout. BatchNorm normalises
   by the statistics of a micro-batch; the running ones move once per step, towards their mean.
   """
+  towers, learned = _towers(state.params), state.params.get("loss", {})
   count = len(jax.tree.leaves(inputs)[0]) // micro
   rngs = jax.random.split(rng, count)
   parts = jax.tree.map(lambda x: _split(x, count, mesh), inputs)  # [count, micro, …]
   embeddings = jax.lax.map(
-    lambda part: embed(state.params, state.batch_stats, *part)[0], (rngs, parts)
+    lambda part: embed(towers, state.batch_stats, *part)[0], (rngs, parts)
   )  # [count, micro, D] twice
   embeddings = jax.tree.map(lambda x: _join(x, mesh), embeddings)  # [B, D]
-  value, cotangents = jax.value_and_grad(objective, argnums=(0, 1))(*embeddings)
+  value, (*cotangents, slopes) = jax.value_and_grad(value_of, (0, 1, 2))(*embeddings, learned)
   cotangents = jax.tree.map(lambda x: _split(x, count, mesh), cotangents)
 
   def add(total, part):
     rng, inputs, cotangent = part
     forward = lambda params: embed(params, state.batch_stats, rng, inputs)  # noqa: E731
-    _, backward, batch_stats = jax.vjp(forward, state.params, has_aux=True)
+    _, backward, batch_stats = jax.vjp(forward, towers, has_aux=True)
     return jax.tree.map(jnp.add, total, *backward(cotangent)), batch_stats
 
-  zeros = jax.tree.map(jnp.zeros_like, state.params)
-  grads, batch_stats = jax.lax.scan(add, zeros, (rngs, parts, cotangents))
+  zeros = jax.tree.map(jnp.zeros_like, towers)
+  grads, batch_stats = jax.lax.scan(add, zeros, (rngs, parts, tuple(cotangents)))
+  grads |= {"loss": slopes} if learned else {}
   return value, grads, embeddings, jax.tree.map(lambda x: x.mean(0), batch_stats)
 
 

@@ -46,7 +46,7 @@ def step_flops(built) -> float:
   unsharded = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)  # noqa: E731
   state, batch = unsharded(built.state), unsharded(built.batch)
   inputs = {name: x for name, x in batch.items() if not name.endswith("_id")}
-  lowered = jax.jit(jax.grad(total)).lower(state.params, state.batch_stats, inputs)
+  lowered = jax.jit(jax.grad(total)).lower(*state.variables().values(), inputs)
   return float(lowered.cost_analysis()["flops"])
 
 

@@ -1,11 +1,14 @@
 """The bank: against plain products, and its file."""
 
+import dataclasses
 import types
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
+from scipy import special
 
-from xe_retrieval.calibration import bank as banks
+from xe_retrieval.towers import bank as banks
 
 WIDTH, DIM = 16, 8
 
@@ -30,7 +33,10 @@ def made():
   random = np.random.default_rng(0)
   features = (3 + random.standard_normal((120, WIDTH))).astype(np.float32)
   images = unit(random.standard_normal((60, DIM)))
-  encoder = types.SimpleNamespace(fingerprint=lambda: "abc", project_images=lambda x: x)
+  project = unit(random.standard_normal((WIDTH, DIM)).T).T
+  encoder = types.SimpleNamespace(
+    fingerprint=lambda: "abc", project_images=lambda x: x, project_text=lambda x: unit(x @ project)
+  )
   return banks.make(encoder, Source(), {"text": features, "image": images}, size=50), features
 
 
@@ -70,7 +76,7 @@ def test_familiarity_is_the_mean_cosine_of_the_ten_nearest(made, asked):
 def test_what_is_like_many_captions_is_familiar():
   random = np.random.default_rng(2)
   known = unit(np.repeat(random.standard_normal((4, WIDTH)), 12, axis=0))
-  bank = banks.Bank("abc", [""] * 48, np.zeros(WIDTH, np.float32), known, known)
+  bank = banks.Bank("abc", [""] * 48, np.zeros(WIDTH, np.float32), known, known, known, 0.5)
   np.testing.assert_allclose(bank.familiarity(5 * known), 1, atol=1e-6)
   far = np.linalg.svd(known)[2][-3:].astype(np.float32)  # orthogonal to all
   np.testing.assert_allclose(bank.familiarity(far), 0, atol=1e-6)
@@ -80,7 +86,9 @@ def test_nearest_captions_are_suggested_without_repetitions(made):
   bank, features = made
   row = [c for record in Source().captions() for c in record].index(bank.captions[7])
   assert bank.nearest(features[row : row + 1], 2)[0][0] == bank.captions[7]
-  same = banks.Bank("", ["a", "a", "b"], bank.centre, bank.features[:3], bank.images)
+  same = banks.Bank(
+    "", ["a", "a", "b"], bank.centre, bank.features[:3], bank.texts[:3], bank.images, 0.5
+  )
   assert [sorted(found) for found in same.nearest(features[:4])] == [["a", "b"]] * 4
 
 
@@ -109,3 +117,62 @@ def test_a_damaged_file_is_named(made, tmp_path, damage):
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(ValueError, match="bank.npz is damaged"):
     banks.read(tmp_path, "abc")
+
+
+# ---- scores that are corrected by the bank ----
+
+
+def scoring(bank, query=0.0, image=0.0, familiarity=0.0, scale=0.0):
+  fields = {"query": query, "image": image, "familiarity": familiarity, "scale": scale}
+  config = ConfigDict({"embedding_dim": DIM, "scale": 20.0, "bank": fields})
+  return banks.Scoring(config, bank)
+
+
+def usual(x, others, scale):
+  x, others = x.astype(np.float64), others.astype(np.float64)
+  return (special.logsumexp(scale * x @ others.T, axis=1) - np.log(len(others))) / scale
+
+
+@pytest.mark.parametrize("scale", [0.0, 7.0, 400.0])
+def test_score_is_less_what_is_usual_of_caption_and_image(made, asked, scale):
+  bank, (text, features) = made[0], asked
+  image = unit(np.random.default_rng(5).standard_normal((9, DIM)))
+  bank = dataclasses.replace(bank, usual=float(np.median(bank.familiarity(features))))
+  use = scoring(bank, 0.5, 0.75, 2.0, scale)
+  found = use.text(text, features) @ use.image(image).T
+  a, b = usual(text, bank.images, scale or 20.0), usual(image, bank.texts, scale or 20.0)
+  rare = np.minimum(0, bank.familiarity(features) - bank.usual)
+  assert 0 < np.count_nonzero(rare) < len(rare)
+  expected = text @ image.T - 0.5 * a[:, None] - 0.75 * b + 2 * rare[:, None]
+  np.testing.assert_allclose(found, expected, atol=2e-6)
+  assert use.image(image).shape[1] == use.width == DIM + 2
+
+
+def test_images_among_each_other_have_cosines(made):
+  use = scoring(made[0], 0.5, 0.5)
+  image = unit(np.random.default_rng(5).standard_normal((9, DIM)))
+  vectors = use.image(image)
+  np.testing.assert_allclose(use.plain(vectors) @ vectors.T, image @ image.T, atol=1e-6)
+  assert (vectors[:, DIM] != 0).all()  # not in place
+
+
+def test_without_a_correction_vectors_stay_as_they_are(made, asked):
+  use = scoring(None)
+  assert use.text(*asked) is asked[0] and use.image(asked[0]) is asked[0] and use.width == DIM
+  assert banks.correction(ConfigDict({"scale": 20.0})) is None  # a config of an earlier version
+
+
+def test_a_missing_bank_is_named(asked):
+  with pytest.raises(ValueError, match="evaluate --workdir=… makes it"):
+    scoring(None, query=0.5).text(*asked)
+
+
+def test_three_quarters_of_the_captions_are_as_familiar_as_usual(made):
+  """Among captions of other images: siblings of a caption would make it too familiar."""
+  bank, features = made
+  captions = [c for record in Source().captions() for c in record]
+  rows = np.array([captions.index(c) for c in bank.captions])
+  cosines = bank.features @ bank.features.T
+  cosines[rows[:, None] // 2 == rows // 2] = -1
+  near = -np.sort(-cosines, axis=1)[:, :10].mean(axis=1)
+  np.testing.assert_allclose(bank.usual, np.quantile(near, 0.25), atol=1e-3)
