@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.calibration.conftest import pairs_with, true_log_odds, two_normals
+from tests.calibration.conftest import own_image, pairs_with, true_log_odds, two_normals
 from xe_retrieval.calibration import calibrator as calibrators
 from xe_retrieval.calibration import fitting, promises
 from xe_retrieval.calibration.calibrator import CELL, MIDDLES, Calibrator, Queries
@@ -179,7 +179,12 @@ def test_pairs_are_counted_by_their_log_odds():
     assert counts.irrelevant[i] == (passes & ~right).sum()
     assert counts.answered[i] == passes.any(axis=1).sum()
     t = passes.sum(axis=1).reshape(-1, 5).sum(axis=1)  # five captions of an image
-    assert counts.squares[2, i] == (t * t).sum()
+    assert counts.squares[3, i] == (t * t).sum()
+    others = passes.copy()
+    others[np.arange(60), own_image(60, 40)] = False
+    both = others.sum(axis=0)  # of each image: other captions, and its own captions' pairs
+    both[:12] += t
+    assert counts.squares[2, i] == (both * both).sum() - others.sum()
     own = np.arange(60), made[0].image_of_text
   assert counts.own[200] == (z[own] >= fitting.counting.LEVELS[200]).sum()
   assert (counts.positives, counts.images, counts.queries) == (right.sum(), 40, 60)

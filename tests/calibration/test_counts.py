@@ -27,7 +27,7 @@ def test_by_hand():
   assert counts.irrelevant[at].tolist() == [4, 1, 1, 1, 0, 0]
   assert counts.answered[at].tolist() == [2, 2, 2, 1, 1, 0]
   # Query 0 has r = 1, t = 2 from 0.5 on, query 1 has r = 1, t = 1.
-  assert counts.squares[:, at[1]].tolist() == [2, 3, 5]
+  assert counts.squares[:, at[1]].tolist() == [2, 3, 5, 5]
   # One relevant image of each query: 2 irrelevant ones among 3 images, 20 among 21.
   np.testing.assert_allclose(counts.shifts(21), -np.log(10), atol=1e-6)
   assert counts.shifts(3) == pytest.approx(0, abs=1e-6)
@@ -48,8 +48,8 @@ def test_queries_of_one_image_are_one_group():
   apart = counted(z, right, query, np.arange(4), **about)
   together = counted(z, right, query, np.array([7, 7, 9, 9]), **about)
   level = np.searchsorted(LEVELS, 0)
-  assert apart.squares[:, level].tolist() == [2, 2, 4]
-  assert together.squares[:, level].tolist() == [4, 4, 8]
+  assert apart.squares[:, level].tolist() == [2, 2, 4, 4]
+  assert together.squares[:, level].tolist() == [4, 4, 8, 8]
   assert (apart.relevant == together.relevant).all()
 
 

@@ -17,7 +17,7 @@ from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.towers import bank as banks
 
 NAME = "calibration.json"
-FORMAT = 2
+FORMAT = 3
 DEFAULT_PROBABILITY = 0.5
 
 

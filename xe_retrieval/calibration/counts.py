@@ -18,7 +18,7 @@ import numpy as np
 from xe_retrieval.calibration import bounds
 
 LEVELS = np.round(np.arange(-12, 12.001, 0.05), 2)  # log-odds at which pairs are counted
-SUPPORT = 30  # pairs: what returns fewer says too little about precision
+SUPPORT = 30  # independent pairs: what is worth fewer says too little about precision
 WINDOW = 10  # levels to either side among which own pairs are told from others: ± 0.5
 CONFIDENCE = 0.9
 
@@ -27,7 +27,8 @@ CONFIDENCE = 0.9
 class Counts:
   """Pairs with z ≥ LEVELS, and the sums over groups that their uncertainty follows from.
 
-  A group is an image with all of its captions: captions of one image are not independent.
+  A group is an image: the pairs of all its captions, and of all other captions with it. They are
+  not independent: captions of an image ask for the same, some images are near to every caption.
   """
 
   images: int  # M
@@ -36,7 +37,8 @@ class Counts:
   relevant: np.ndarray  # int64 [L], falling
   own: np.ndarray  # int64 [L], falling: those of a caption and its own image
   irrelevant: np.ndarray  # int64 [L], falling
-  squares: np.ndarray  # float64 [3, L]: Σ r², Σ r·t, Σ t² over groups, t = relevant + irrelevant
+  squares: np.ndarray  # float64 [4, L]: Σ r², Σ r·t, Σ t² over groups, t = r + irrelevant; and Σ t²
+  # of the captions of each image alone
   answered: np.ndarray  # int64 [L]: queries with at least one pair
 
   def shifts(self, images: int):
@@ -63,11 +65,14 @@ class Counts:
     factor = self._relevant(images) / np.maximum(self.relevant, 1) / self._scale_irrelevant(images)
     return _times_odds(low, factor)
 
+  def _enough(self):
+    returned = self.relevant + self.irrelevant
+    return bounds.worth(self.relevant, returned, self.squares) >= SUPPORT
+
   def _reachable(self, images, confidence, again):
     """The bound if all pairs were relevant ones: which targets a level can promise at all."""
     returned = self.relevant + self.irrelevant
-    squares = np.broadcast_to(self.squares[2], self.squares.shape)
-    low = bounds.precision(returned, returned, squares, confidence, again)
+    low = bounds.precision(returned, returned, self.squares, confidence, again)
     return _times_odds(low, self._scale_own(images) / self._scale_irrelevant(images))
 
   def wrong(self, images: int):
@@ -88,8 +93,7 @@ class Counts:
     """
     promise = (CONFIDENCE, True) if guarantee else (0.5, False)
     kept = self.lower_bound(images, *promise)
-    enough = self.relevant + self.irrelevant >= SUPPORT
-    enough = np.flatnonzero(enough & (self._reachable(images, *promise) >= target))
+    enough = np.flatnonzero(self._enough() & (self._reachable(images, *promise) >= target))
     if not enough.size:
       return None
     last = None
@@ -108,7 +112,7 @@ class Counts:
     """What returning everything from a level on gives in a collection of that many images."""
     i = int(np.clip(np.searchsorted(LEVELS, level - 1e-9), 0, len(LEVELS) - 1))
     precision, low = self.precision(images)[i], self.lower_bound(images)[i]
-    enough = self.relevant[i] + self.irrelevant[i] >= SUPPORT
+    enough = self._enough()[i]
     return {
       "precision": float(precision) if enough and np.isfinite(precision) else None,
       "precision_at_least": float(low) if enough else None,
@@ -145,7 +149,7 @@ class Counts:
       if fields[name].shape != LEVELS.shape:
         raise ValueError(f"{name} has {fields[name].shape} counts, not {LEVELS.shape}")
     fields["squares"] = np.asarray(fields["squares"], np.float64)
-    if fields["squares"].shape != (3, len(LEVELS)):
+    if fields["squares"].shape != (4, len(LEVELS)):
       raise ValueError("its squares have another shape")
     if any(not isinstance(fields[n], int) for n in ("images", "queries", "positives")):
       raise ValueError("images, queries and positives should be whole numbers")
@@ -166,12 +170,19 @@ def _times_odds(p, factor):
   return odds / (1 + odds)
 
 
-def collect(relevant, own, irrelevant, group, images, positives) -> Counts:
-  """int [Q, L] pairs of each query from each level on, its group [Q] -> Counts."""
-  _, group = np.unique(group, return_inverse=True)
-  r, t = np.zeros((2, group.max() + 1, len(LEVELS)))
+def collect(relevant, own, irrelevant, group, images, positives, columns=None) -> Counts:
+  """int [Q, L] pairs of each query from each level on, the image it belongs to [Q] -> Counts.
+
+  `columns` is int [2, M, L]: relevant and all pairs of each image with captions of others; None:
+  the images are always the same ones, only queries are drawn.
+  """
+  r, t = np.zeros((2, group.max() + 1 if columns is None else columns.shape[1], len(LEVELS)))
   np.add.at(r, group, relevant)
   np.add.at(t, group, relevant + irrelevant)
+  captions, twice = (t * t).sum(0), 0
+  if columns is not None:
+    r, t = r + columns[0], t + columns[1]
+    twice = columns.sum(axis=1)[[0, 0, 1]]  # Σ y², Σ y, Σ 1 of pairs that are in two groups
   return Counts(
     images=images,
     queries=len(relevant),
@@ -179,6 +190,6 @@ def collect(relevant, own, irrelevant, group, images, positives) -> Counts:
     relevant=relevant.sum(axis=0, dtype=np.int64),
     own=own.sum(axis=0, dtype=np.int64),
     irrelevant=irrelevant.sum(axis=0, dtype=np.int64),
-    squares=np.stack([(r * r).sum(0), (r * t).sum(0), (t * t).sum(0)]),
+    squares=np.stack([*(np.stack([r * r, r * t, t * t]).sum(axis=1) - twice), captions]),
     answered=((relevant + irrelevant) > 0).sum(axis=0, dtype=np.int64),
   )

@@ -43,6 +43,8 @@ def count(pairs, gallery, relevance, queries: Queries, *calibrator) -> counting.
   """
   shape = len(relevance.queries), len(counting.LEVELS)
   relevant, own, irrelevant = (np.zeros(shape, np.int32) for _ in range(3))
+  every = np.arange(len(gallery[0].vectors))
+  columns = np.zeros((2, len(every), len(counting.LEVELS) + 1), np.int32)
   positives, done = 0, 0
   for rows, scores, right in relevances.scored(pairs, gallery, relevance, "counting pairs"):
     mine = pairs.image_of_text[rows]
@@ -54,11 +56,16 @@ def count(pairs, gallery, relevance, queries: Queries, *calibrator) -> counting.
       relevant[done] = _at_least(score[yes], level)
       own[done] = yes[m] & (score[m] >= level)
       irrelevant[done] = _at_least(score[~yes], level)
+      passed = np.searchsorted(level, score[: len(every)], side="right")  # how many levels
+      passed[m] = 0  # the own image is counted with the query
+      columns[1, every, passed] += 1
+      columns[0, every, passed] += yes[: len(every)]
       done += 1
     positives += int(right.sum())
   images = sum(len(part.vectors) for part in gallery)
   group = pairs.image_of_text[relevance.queries]
-  return counting.collect(relevant, own, irrelevant, group, images, positives)
+  columns = np.cumsum(columns[:, :, :0:-1], axis=2)[:, :, ::-1]  # pairs from each level on
+  return counting.collect(relevant, own, irrelevant, group, images, positives, columns)
 
 
 def _at_least(scores, levels):
