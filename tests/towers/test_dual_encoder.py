@@ -88,14 +88,20 @@ def test_padding_does_not_matter(tiny, pooling):
   assert np.isfinite(empty).all()
 
 
-def test_first_token_alone_is_the_same(tiny):
-  model = dual_encoder.from_config(tiny()).text.tower
-  _, variables = build(tiny())
-  apply = jax.jit(model.apply, static_argnames="first_only")
-  params = {"params": variables["params"]["text"]["tower"]}
-  all_tokens, first = (apply(params, TOKENS, first_only=only) for only in (False, True))
-  chex.assert_shape([all_tokens, first], [(4, 6, 16), (4, 1, 16)])
-  np.testing.assert_allclose(first[:, 0], all_tokens[:, 0], atol=1e-5)
+@pytest.mark.parametrize("family", ["bert", "clip", "siglip"])
+def test_pooled_token_alone_is_the_same(tiny, family):
+  """The last layer computes only the token that is pooled: the first, the end, the last."""
+  tower = dual_encoder.from_config(tiny(**{"text.family": family})).text.tower
+  tower = tower.clone(eos=3, head=0)
+  variables = tower.init(jax.random.key(0), TOKENS)
+  every = tower.clone(pooling="mean", final_norm=False)
+  keep = lambda module, _: module.name == "layer_1"  # noqa: E731
+  _, state = every.apply(variables, TOKENS, capture_intermediates=keep, mutable="intermediates")
+  last = state["intermediates"]["layer_1"]["__call__"][0]
+  chex.assert_shape(last, (4, 6, 16))
+  at = {"bert": 0, "clip": np.argmax(TOKENS == 3, axis=1), "siglip": -1}[family]
+  found = tower.clone(final_norm=False).apply(variables, TOKENS)
+  np.testing.assert_allclose(found, last[np.arange(4), at], atol=1e-5)
 
 
 def test_dropout_only_in_training(tiny):

@@ -1,6 +1,6 @@
 """An exported model: a directory that other programs can use, and that reads back as a model.
 
-text/, image/            Hugging Face directories, for transformers' BertModel and ResNetModel
+text/, image/            Hugging Face directories, for transformers' AutoModel
 projections.safetensors  the two matrices into the common space, "text.weight", "image.weight";
                          with a trunk before them, also "text.trunk_norm.weight" and so on
 text.jax, image.jax      jax.export functions, weights inside: int32 [B, T] or uint8 [B, H, W, 3]
@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import tokenization
-from xe_retrieval.towers import dual_encoder, hugging_face, weight_files
+from xe_retrieval.towers import dual_encoder, families, weight_files
+from xe_retrieval.towers.families.family import LEAVES
 
 PROJECTIONS = "projections.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -40,16 +41,16 @@ def write(encoder, out) -> None:
   for name in ("text", "image"):
     (part / name).mkdir(parents=True)
     tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
-    tensors = hugging_face.to_tensors(tower)
+    family = families.of(config, name)
+    tensors = {family.prefix + key: value for key, value in family.to_tensors(tower).items()}
     metadata = {"format": "pt"}  # transformers refuses files without it
     save_file(tensors, part / name / "model.safetensors", metadata)
-  _bert_config(model.text.tower).save_pretrained(part / "text")
+    if theirs := family.export(getattr(model, name).tower):
+      theirs.save_pretrained(part / name)
   encoder.tokenizer.save(part / "text")
   tokenizer = part / "text" / "tokenizer_config.json"
   fields = json.loads(tokenizer.read_text()) | {"model_max_length": config.text.tokens}
   _write_json(tokenizer, fields)
-  if config.image.stem == "imagenet":  # the only one transformers has
-    _resnet_config(model.image.tower).save_pretrained(part / "image")
   _write_json(part / "image" / "preprocessor_config.json", _preprocessor(config.image))
 
   save_file(_projections(variables["params"]), part / PROJECTIONS)
@@ -69,13 +70,14 @@ def read(path):
   variables = jax.eval_shape(lambda: dual_encoder.init(config, model))
   for name in ("text", "image"):
     tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
-    tower = hugging_face.from_tensors(weight_files.read(path / name), tower, path / name)
+    tensors = weight_files.read(path / name)
+    tower = families.of(config, name).from_tensors(tensors, tower, path / name)
     for kind in tower:
       variables[kind][name]["tower"] = tower[kind]
     variables["params"][name]["projection"] = _read_projection(
       path / PROJECTIONS, name, variables["params"][name]["projection"]
     )
-  return config, model, variables, tokenization.load(path / "text", config.text.tokens)
+  return config, model, variables, tokenization.load(path / "text", config.text)
 
 
 def _projections(params):  # {"text": {"projection": …}, …} -> {tensor name: array}
@@ -101,38 +103,7 @@ def _read_projection(file, name, like):
 
 
 def _tensor_name(name, path):  # "text", ("trunk_in", "kernel") -> "text.trunk_in.weight"
-  return ".".join([name, *path[:-1], hugging_face.LEAVES[path[-1]]])
-
-
-def _bert_config(bert):
-  from transformers import BertConfig
-
-  return BertConfig(
-    architectures=["BertModel"],
-    vocab_size=bert.vocab_size,
-    num_hidden_layers=bert.layers,
-    hidden_size=bert.width,
-    num_attention_heads=bert.heads,
-    intermediate_size=bert.mlp,
-    max_position_embeddings=bert.positions,
-    type_vocab_size=bert.token_types,
-    hidden_dropout_prob=bert.dropout,
-    attention_probs_dropout_prob=bert.dropout,
-    layer_norm_eps=bert.norm_eps,
-  )
-
-
-def _resnet_config(resnet):
-  from transformers import ResNetConfig
-
-  return ResNetConfig(
-    architectures=["ResNetModel"],
-    depths=list(resnet.depths),
-    hidden_sizes=list(resnet.widths),
-    layer_type=resnet.block,
-    embedding_size=resnet.stem_width,
-    downsample_in_bottleneck=resnet.downsample_in_bottleneck,
-  )
+  return ".".join([name, *path[:-1], LEAVES[path[-1]]])
 
 
 def _preprocessor(image):
