@@ -1,6 +1,6 @@
 """A trained model: captions and images in, unit vectors out.
 
-model = load("runs/ce")                          # a workdir, or what `export` wrote
+model = load("runs/ce")                          # a workdir, what `export` wrote, or a CLIP
 model.embed_text(["two dogs on a beach"])        # float32 [1, D], unit norm
 model.embed_images(["a.jpg", array, pil_image])  # float32 [3, D], unit norm
 model.score(["two dogs on a beach"], ["a.jpg"])  # float32 [1, 1]: cosines, or corrected by a bank
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import sys
 
 import jax
@@ -23,16 +24,24 @@ from tqdm import tqdm
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import decoding, mesh, pipeline, tokenization
 from xe_retrieval.towers import bank as banks
-from xe_retrieval.towers import dual_encoder, export_format
+from xe_retrieval.towers import dual_encoder, export_format, pretrained
 from xe_retrieval.training import checkpoint_reader
 
 BATCH = 256
 
 
 def load(path, which: str = "best") -> "Model":
-  """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
-  path = epath.Path(path).expanduser()
-  encoder = read_exported(path) if export_format.is_exported(path) else restore(path, which)
+  """The model of a workdir (its best or latest checkpoint), of an exported directory, or a CLIP.
+
+  A Hugging Face CLIP or SigLIP is taken as it is: a directory, or an id (owner/name).
+  """
+  name, path = str(path), epath.Path(path).expanduser()
+  if export_format.is_exported(path):
+    encoder = read_exported(path)
+  elif pretrained.is_dual(path) or (not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+    encoder = stock(pretrained.stock_config(name))
+  else:
+    encoder = restore(path, which)
   model = Model(encoder)
   if model.scoring.correction:
     model.scoring.bank = banks.read(path, model.fingerprint())
@@ -45,11 +54,18 @@ def restore(workdir, which: str = "best") -> "Encoder":
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = config_lib.from_json((workdir / "config.json").read_text())
+  if config.get("steps") == 0:  # written by `evaluate --pretrained`
+    return stock(config)
   model = dual_encoder.from_config(config)
   like = jax.eval_shape(lambda: dual_encoder.init(config, model))
   step, variables = checkpoint_reader.read_model(workdir, which, like, mesh.replicated(mesh.make()))
   tokenizer = tokenization.load(workdir / "tokenizer", config.text)
   return Encoder(config, model, variables, tokenizer, step=step)
+
+
+def stock(config) -> "Encoder":
+  """The encoder of a Hugging Face CLIP or SigLIP, see pretrained.stock_config."""
+  return Encoder(config, *pretrained.stock(config), step=0)
 
 
 def read_exported(path) -> "Encoder":

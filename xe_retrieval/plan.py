@@ -17,7 +17,6 @@ from ml_collections import config_flags
 
 from xe_retrieval import config as config_lib
 
-
 POSITIONS = 512  # of BERT and most others
 
 

@@ -10,10 +10,14 @@ and SigLIP the pooled features. Of a pretrained model, NAME.npz holds only 18 nu
 
 import argparse
 import pathlib
+import string
+import tempfile
 
 import numpy as np
 import torch
 import transformers as t
+from make_captions import CAPTIONS  # this folder is the path of a script
+from PIL import Image
 
 SMALL = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=36)
 TEXT = dict(**SMALL, vocab_size=40, max_position_embeddings=14)
@@ -77,6 +81,19 @@ FULL = {
   "clip_vision_base": t.CLIPVisionConfig(),
   "siglip_vision_base": t.SiglipVisionConfig(),
 }
+SIZES = [(50, 90, 3), (64, 40, 3), (24, 24, 3)]
+VISION = dict(**SMALL, image_size=24, patch_size=8)
+DUAL = {
+  "clip": t.CLIPConfig(
+    text_config=dict(**TEXT, eos_token_id=2, bos_token_id=0),
+    vision_config=VISION,
+    projection_dim=16,
+  ),
+  "siglip": t.SiglipConfig(
+    text_config=dict(**{**TEXT, "vocab_size": 80}, bos_token_id=0, eos_token_id=1),
+    vision_config=VISION,
+  ),
+}
 WITHOUT_POOLER = ("bert", "mpnet", "roberta", "xlm-roberta", "vit")
 POOLED = ("clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model")
 
@@ -98,12 +115,69 @@ def main():
     np.savez(args.out / f"{path.name}.npz", **inputs, **outputs)
   if args.models:
     return
+  for name, config in ({} if args.full else DUAL).items():
+    if args.only in ("", name):
+      dual(name, config, args.out / name)
   for name, config in (FULL if args.full else TINY).items():
     if args.only in ("", name):
       model = random_model(config)
       model.save_pretrained(args.out / name)
       inputs, outputs = run(model)
       np.savez(args.out / name / "outputs.npz", **inputs, **outputs)
+
+
+def dual(name, config, out):
+  """A whole CLIP or SigLIP with its processor; features of captions and images, as files too."""
+  out.mkdir(parents=True, exist_ok=True)
+  tokenizer = {"clip": clip_tokenizer, "siglip": siglip_tokenizer}[name](out)
+  config.text_config.vocab_size = len(tokenizer)
+  processor = {
+    "clip": lambda: t.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=24),
+    "siglip": lambda: t.SiglipImageProcessor(size={"height": 24, "width": 24}),
+  }[name]()
+  model = random_model(config).eval()
+  model.logit_scale.fill_(3.0)
+  for part in (model, tokenizer, processor):
+    part.save_pretrained(out)
+  random = np.random.default_rng(1)
+  images = [random.integers(0, 256, size, dtype=np.uint8) for size in SIZES]
+  Image.fromarray(images[0]).save(out / "photo.jpg", quality=90)
+  padding = "max_length" if name == "siglip" else True
+  text = tokenizer(CAPTIONS, padding=padding, truncation=True, max_length=14, return_tensors="pt")
+  text = {"input_ids": text["input_ids"]}  # SigLIP attends to padding; CLIP cannot see it
+  seen = processor([*map(Image.fromarray, images), Image.open(out / "photo.jpg")])
+  found = {
+    "text": model.get_text_features(**text).pooler_output,
+    "image": model.get_image_features(torch.tensor(np.stack(seen["pixel_values"]))).pooler_output,
+  }
+  found = {key: (x / x.norm(dim=-1, keepdim=True)).numpy() for key, x in found.items()}
+  np.savez(out / "outputs.npz", **found, **{f"image_{i}": x for i, x in enumerate(images)})
+
+
+def clip_tokenizer(out):
+  letters = [*string.ascii_lowercase, *string.punctuation]
+  merges = [("t", "h"), ("th", "e</w>"), ("r", "e"), ("re", "d</w>"), ("c", "a"), ("ca", "t</w>")]
+  pieces = [*letters, *(f"{letter}</w>" for letter in letters), *map("".join, merges)]
+  pieces += ["<|startoftext|>", "<|endoftext|>"]
+  return t.CLIPTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges)
+
+
+def siglip_tokenizer(out):
+  import sentencepiece
+
+  with tempfile.TemporaryDirectory() as scratch:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter([caption.lower() for caption in CAPTIONS if caption] * 20),
+      model_prefix=f"{scratch}/spiece",
+      vocab_size=40,
+      hard_vocab_limit=False,
+      normalization_rule_name="identity",  # others add 240 kB
+      pad_id=0,
+      eos_id=1,
+      unk_id=2,
+      bos_id=-1,
+    )
+    return t.SiglipTokenizer(vocab_file=f"{scratch}/spiece.model", model_max_length=14)
 
 
 def random_model(config):
@@ -114,7 +188,7 @@ def random_model(config):
   around_one = ("LayerNorm.weight", "normalization.weight", "running_var", "norm.weight")
   around_one += ("norm1.weight", "norm2.weight", "before.weight", "after.weight", "lambda1")
   for name, value in [*model.named_parameters(), *model.named_buffers()]:
-    if not value.is_floating_point():
+    if not value.is_floating_point() or not value.ndim:
       continue
     if value.ndim == 1:
       centre = 1 if name.endswith(around_one) else 0

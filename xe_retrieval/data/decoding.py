@@ -155,11 +155,12 @@ def decode_all(encoded, boxes, view: View, pool) -> tuple[np.ndarray, int]:
   return out, sum(pool.map(several, range(0, len(encoded), _AT_ONCE)))
 
 
-def square(image, index=0, view: View = View(224)):  # -> uint8 [size, size, 3]
+def square(image, index=0, view: View | int = 224):  # -> uint8 [size, size, 3]
   """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cropped and resized.
 
   Arrays and PIL images are encoded first, so that they are decoded exactly as in evaluation.
   """
+  view = View.of(view)
   path = isinstance(image, str | os.PathLike)
   name = repr(str(image)) if path else f"images[{index}]"
   try:

@@ -19,7 +19,7 @@ _CACHED_WORDS = 200_000  # at most; then the cache starts again
 
 
 class Tokenizer:
-  """Strings → int32 [n, tokens], padded with `pad`, special tokens around, truncated at `tokens`."""
+  """Strings → int32 [n, tokens], special tokens around them, padded with `pad` or truncated."""
 
   def __init__(self, tokenizer, tokens: int, fixed: bool = False):
     self._whole, self.tokens, self.vocab_size = tokenizer, tokens, len(tokenizer)

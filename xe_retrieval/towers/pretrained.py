@@ -9,11 +9,14 @@ what maps their features into the common space.
 import json
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from xe_retrieval.towers import families, weight_files
+from xe_retrieval import config as config_lib
+from xe_retrieval.data import tokenization
+from xe_retrieval.towers import dual_encoder, families, weight_files
 from xe_retrieval.towers.families import resnet
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -34,7 +37,7 @@ def configure(config):
   with config.unlocked():
     if config.get("pretrained", ""):
       config.text.pretrained = config.image.pretrained = config.pretrained
-      config.update(_dual_fields(weight_files.locate(config.pretrained)))
+      config.update(_dual_fields(weight_files.locate(config.pretrained), config.scale))
     if config.text.pretrained:
       config.text.update(text_fields(weight_files.locate(config.text.pretrained)))
     if config.image.pretrained:
@@ -73,6 +76,39 @@ def load(config, variables):
   return variables
 
 
+def stock_config(source, dataset="", data_dir=""):
+  """The config of a Hugging Face CLIP or SigLIP as it is: trained for no steps, all frozen."""
+  encoder = {"pretrained": "", "freeze": "all", "dropout": 0.0, "feature_dropout": 0.0}
+  config = ConfigDict(
+    {
+      "pretrained": str(source),
+      "steps": 0,
+      "seed": 0,
+      "loss": "none",
+      "scale": 0.0,
+      "dtype": "float32",
+      "remat": False,
+      "embedding_dim": 0,
+      "calibration_split": "validation",
+      "data": {"name": dataset, "dir": data_dir, "augment": "none"},
+      "text": {**encoder, "pooling": "", "tokens": 0},
+      "image": {**encoder, "size": 0, "mean": (), "std": ()},
+    }
+  )
+  config = configure(config)
+  if not config.image.size:
+    raise ValueError(f"{source} holds no preprocessor_config.json, which says how to see images")
+  config.text.tokens = config.text.positions
+  return config
+
+
+def stock(config):
+  """`stock_config` -> model, variables, tokenizer."""
+  model = dual_encoder.from_config(config)
+  variables = load(config, jax.eval_shape(lambda: dual_encoder.init(config, model)))
+  return model, variables, tokenization.load(weight_files.locate(config.pretrained), config.text)
+
+
 def is_dual(path) -> bool:
   """Whether a directory is a Hugging Face CLIP or SigLIP."""
   file = path / "config.json"
@@ -97,8 +133,12 @@ def image_fields(path):
   found = _fields("image", file)
   preprocessor = path / "preprocessor_config.json"
   if not preprocessor.exists():
+    preprocessor = path / "processor_config.json"  # by transformers 5, for text and images
+    theirs = _read_json(preprocessor).get("image_processor", {}) if preprocessor.exists() else {}
+  else:
+    theirs = _read_json(preprocessor)
+  if not theirs:
     return found
-  theirs = _read_json(preprocessor)
   found |= _normalisation(theirs)
   # ResNets stay with the crop that they have always had here.
   return found if found["family"] == "resnet" else found | _resizing(theirs, preprocessor)
@@ -118,8 +158,11 @@ def _fields(encoder, file):
   return {"family": family.name, **family.fields(theirs, file)}
 
 
-def _dual_fields(path):
-  """Fields of the config beside both towers': the common space and the loss's scalars."""
+def _dual_fields(path, scale):
+  """Fields of the config beside both towers': the common space and the loss's scalars.
+
+  A scale of 0 stands for the model's own.
+  """
   file = path / "config.json"
   theirs = _read_json(file)
   if theirs.get("model_type") not in DUAL:
@@ -128,11 +171,14 @@ def _dual_fields(path):
       f"{' or '.join(DUAL)}, other towers are config.text.pretrained and config.image.pretrained"
     )
   tensors = weight_files.read(path)
-  found = {"scale": math.exp(float(tensors["logit_scale"].item()))}
-  if "logit_bias" in tensors:
-    found["logit_bias"] = float(tensors["logit_bias"].item())
-    return found | {"embedding_dim": len(tensors["text_model.head.bias"])}
-  return found | {"embedding_dim": len(tensors["text_projection.weight"])}
+  own = min(math.exp(tensors["logit_scale"].item()), config_lib.MAX_SCALE)
+  common = "text_projection.weight" if "text_projection.weight" in tensors else _HEAD
+  found = {"scale": scale or own, "embedding_dim": len(tensors[common])}
+  bias = tensors.get("logit_bias")
+  return found if bias is None else found | {"logit_bias": float(bias.item())}
+
+
+_HEAD = "text_model.head.bias"  # SigLIP has no other projection
 
 
 def _projection(encoder, tensors, like, source):

@@ -6,7 +6,7 @@ import re
 
 import safetensors
 
-SMALL_FILES = ["config.json", "preprocessor_config.json", "vocab.*", "merges.txt", "*token*.json"]
+SMALL_FILES = ["config.json", "*processor_config.json", "vocab.*", "merges.txt", "*token*.json"]
 SMALL_FILES += ["spiece.model", "sentencepiece.bpe.model"]
 
 

@@ -98,8 +98,9 @@ class Family:
       ours, transform = ours if isinstance(ours, tuple) else (ours, usual)
       for whole, end in ((path, ""), (module, f".{LEAVES.get(leaf)}")):
         if match := re.fullmatch(re.escape(ours).replace(r"\#", r"(\d+)"), whole):
-          numbers = iter(match.groups())
-          return re.sub("#", lambda _: next(numbers), theirs) + end, transform
+          for number in match.groups():
+            theirs = theirs.replace("#", number, 1)
+          return theirs + end, transform
     raise KeyError(f"no Hugging Face name for {path}")
 
   def _value(self, path, leaf, tensors, source):
