@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 import xe_retrieval
 from tests.towers.conftest import REFERENCES
 from tests.towers.make_captions import CAPTIONS
+from xe_retrieval import evaluate
+from xe_retrieval import model as models
 from xe_retrieval.data import decoding
 from xe_retrieval.towers import dual_encoder, export_format, pretrained
 
@@ -48,6 +50,20 @@ def test_an_export_is_the_directory_again(stock, tmp_path):
     chex.assert_trees_all_equal(again.variables["params"], model.variables["params"])
     np.testing.assert_array_equal(again.tokenizer(CAPTIONS), model.tokenizer(CAPTIONS))
     assert decoding.View.of(again.config.image) == decoding.View.of(model.config.image)
+
+
+def test_a_workdir_for_evaluation(stock, tmp_path):
+  """evaluate --pretrained: a workdir of no steps, from which the model is loaded as it is."""
+  folder, _, model = stock
+  workdir = evaluate.adopt(folder, tmp_path / "run", "shapes/64", str(tmp_path))
+  assert evaluate.adopt(folder, workdir, "shapes/64", str(tmp_path)) == workdir
+  again = models.restore(workdir)
+  assert again.config.data.name == "shapes/64" and again.step == 0
+  assert again.fingerprint() == model.fingerprint()
+  with pytest.raises(ValueError, match=r"is of another model or data set \(config.data.name"):
+    evaluate.adopt(folder, workdir, "shapes/128", str(tmp_path))
+  with pytest.raises(ValueError, match="needs --dataset=…, the data to evaluate it on"):
+    evaluate.adopt(folder, workdir, "")
 
 
 def test_step_0_of_training_is_the_pretrained_model(stock, tiny):

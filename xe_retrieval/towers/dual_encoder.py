@@ -163,15 +163,14 @@ def _tower(config, encoder):
 def _check(config):
   """ValueError for a field that no tower can have; of those that its family reads."""
   text, image = config.text, config.image
-  for name, fields in (("text", text), ("image", image)):
-    transformer = name == "text" or image.get("family", "resnet") != "resnet"
-    if transformer and fields.width % fields.heads:
-      raise ValueError(
-        f"config.{name}.width={fields.width} is not divisible by heads={fields.heads}"
-      )
+  resnet = families.of(config, "image").name == "resnet"
+  for name in ("text",) if resnet else ("text", "image"):
+    width, heads = config[name].width, config[name].heads
+    if width % heads:
+      raise ValueError(f"config.{name}.width={width} is not divisible by heads={heads}")
   if families.of(config, "text").name not in ("clip", "siglip"):  # which pool in their own way
     _one_of(text, "pooling", "cls", "mean", of="text.")
-  if transformer:
+  if not resnet:
     if image.get("pooling", ""):
       _one_of(image, "pooling", "cls", "mean", "cls_mean", "attention", of="image.")
     if any(not 1 <= layer <= image.blocks for layer in image.get("layers", ())):
