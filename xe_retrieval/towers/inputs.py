@@ -99,7 +99,7 @@ class Patches(nn.Module):
 
   @nn.compact
   def __call__(self, pixels, train):  # [B, H, W, 3], normalised
-    b, side, p = len(pixels), pixels.shape[1] // self.patch, self.patch
+    b, side, p = pixels.shape[0], pixels.shape[1] // self.patch, self.patch
     x = pixels[:, : side * p, : side * p].astype(self.dtype)  # as a convolution leaves out the rest
     x = x.reshape(b, side, p, side, p, 3).swapaxes(2, 3).reshape(b, side**2, p * p * 3)
     x = Projection(p, self.width, self.bias, self.dtype, name="patch")(x)  # [B, side², width]

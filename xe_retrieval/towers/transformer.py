@@ -207,7 +207,7 @@ class Output(nn.Module):
     key, value = (split(y) for y in jnp.split(x @ kernel[:, width:] + bias[width:], 2, axis=-1))
     scores = jnp.einsum("hd,bkhd->bhk", query, key, preferred_element_type=jnp.float32)
     attention = jax.nn.softmax(scores * (width // self.heads) ** -0.5).astype(self.dtype)
-    x = jnp.einsum("bhk,bkhd->bhd", attention, value).reshape(len(x), width)
+    x = jnp.einsum("bhk,bkhd->bhd", attention, value).reshape(x.shape[0], width)
 
     def dense(features, name):
       return nn.Dense(features, kernel_init=INIT, dtype=self.dtype, name=name)
@@ -235,4 +235,4 @@ def pick(x, query, at):
     return x[:, query : query + 1 or None]
   if at is None:
     return x
-  return jnp.einsum("bt,btd->bd", at, jnp.broadcast_to(x, (len(at), *x.shape[1:])))[:, None]
+  return jnp.einsum("bt,btd->bd", at, jnp.broadcast_to(x, (at.shape[0], *x.shape[1:])))[:, None]
