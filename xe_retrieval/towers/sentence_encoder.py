@@ -1,7 +1,6 @@
 """A pretrained sentence encoder (any text tower, mean pooling: MiniLM, MPNet, …) by itself."""
 
 import hashlib
-import os
 import sys
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from xe_retrieval.data import tokenization
+from xe_retrieval.data import lock, tokenization
 from xe_retrieval.towers import families, pretrained, weight_files
 
 BATCH = 128
@@ -56,10 +55,12 @@ def load(path: str, cache=None):
     digest.update("\0".join(captions).encode())
     file = cache / f"sentences-{digest.hexdigest()[:20]}.npy"
     if not file.exists():
-      part = file.with_suffix(f".{os.getpid()}.part")
-      with part.open("wb") as out:
-        np.save(out, embed(captions), allow_pickle=False)
-      part.rename(file)  # atomic: a file with this name is complete
+      with lock.creating(file):
+        if not file.exists():
+          part = file.with_suffix(".part")
+          with part.open("wb") as out:
+            np.save(out, embed(captions), allow_pickle=False)
+          part.rename(file)  # atomic: a file with this name is complete
     return np.load(file, allow_pickle=False)
 
   return remembered
