@@ -1,8 +1,8 @@
-"""BERT-base and ResNet-50 against their PyTorch originals: inference and training step on a CPU.
+"""BERT-base, ResNet-50 and ViT-B/32 against PyTorch: inference and training step on a CPU.
 
   python -m benchmarks.towers [--batch=8] [--repetitions=10]
 
-Same shapes and optimisers (the paper's: AdamW for text, SGD with momentum for images), float32,
+Same shapes and optimisers (AdamW, for ResNet SGD with momentum), float32,
 PyTorch in channels_last; ours starts from uint8 pixels. Timed up to the pooled features.
 Repetitions alternate between the two; a ratio compares the fastest of each.
 """
@@ -17,10 +17,10 @@ import numpy as np
 import optax
 import torch
 import transformers
+from ml_collections import ConfigDict
 
 from benchmarks import cpu_memory
-from xe_retrieval.towers import pretrained
-from xe_retrieval.towers.bert import Bert
+from xe_retrieval.towers import families, pretrained
 from xe_retrieval.towers.dual_encoder import ImageEncoder, TextEncoder
 from xe_retrieval.towers.resnet import ResNet
 
@@ -29,7 +29,10 @@ TARGETS = {  # our time / PyTorch's
   "BERT-base training step": 1.1,
   "ResNet-50 inference": 1.0,
   "ResNet-50 training step": 1.3,
+  "ViT-B/32 inference": 1.0,
+  "ViT-B/32 training step": 1.0,
 }
+BASE = dict(width=768, heads=12, mlp=3072)
 
 
 def main():
@@ -59,8 +62,11 @@ def main():
 
 def rows(tokens, images):
   """{name: (PyTorch, ours)}; each builds the function to be timed."""
-  bert = TextEncoder(Bert(vocab_size=30522, layers=12, width=768, heads=12, mlp=3072), 128)
+  fields = dict(**BASE, vocab_size=30522, layers=12, tokens=512, pooling="cls", dropout=0.1)
+  bert = TextEncoder(tower("text", "bert", fields), 128)
   resnet = ImageEncoder(ResNet(), 128, **pretrained.IMAGENET)
+  fields = dict(**BASE, blocks=12, patch=32, size=224)
+  vit = ImageEncoder(tower("image", "vit", fields), 128, **pretrained.IMAGENET)
   adamw, sgd = optax.adamw(1e-4), optax.sgd(1e-3, momentum=0.9)
   return {
     "BERT-base inference": (lambda: torch_bert(tokens), lambda: inference(bert, tokens)),
@@ -73,7 +79,16 @@ def rows(tokens, images):
       lambda: torch_resnet(images, lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9)),
       lambda: training(resnet, images, sgd),
     ),
+    "ViT-B/32 inference": (lambda: torch_vit(images), lambda: inference(vit, images)),
+    "ViT-B/32 training step": (
+      lambda: torch_vit(images, lambda p: torch.optim.AdamW(p, 1e-4)),
+      lambda: training(vit, images, adamw),
+    ),
   }
+
+
+def tower(encoder, family, fields):
+  return families.FAMILIES[encoder][family].tower(ConfigDict(fields), 0, jnp.float32, False)
 
 
 def measure(functions, repetitions):
@@ -142,6 +157,13 @@ def torch_resnet(images, optimizer=None):
   images = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
   images = images.contiguous(memory_format=torch.channels_last)
   return torch_function(model, lambda: model(images).pooler_output[..., 0, 0], optimizer)
+
+
+def torch_vit(images, optimizer=None):
+  config = transformers.ViTConfig(patch_size=32)
+  model = transformers.ViTModel(config, add_pooling_layer=False)
+  images = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
+  return torch_function(model, lambda: model(images).last_hidden_state[:, 0], optimizer)
 
 
 def torch_function(model, embed, optimizer):

@@ -64,8 +64,14 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # other images than a caption's own count as relevant; "": only the pairing counts.
   config.caption_encoder = ""
 
+  # ---- a whole CLIP or SigLIP ----
+  # Directory or Hugging Face id: both towers, their projections, the size of the common space and,
+  # where config.scale is 0, its scale. "": the towers below.
+  config.pretrained = ""
+
   # ---- text tower: BERT ----
   config.text = text = ConfigDict()
+  text.family = "bert"  # or distilbert, mpnet, roberta, clip, siglip; a pretrained tower brings it
   text.pretrained = (
     "google-bert/bert-base-uncased"  # directory or Hugging Face id; "": from scratch
   )
@@ -89,6 +95,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
 
   # ---- image tower: ResNet ----
   config.image = image = ConfigDict()
+  image.family = "resnet"  # or vit, dinov2, clip, siglip; a pretrained tower brings it
   image.pretrained = "microsoft/resnet-50"
   image.freeze = "none"
   image.size = 224
@@ -103,6 +110,13 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   image.downsample_in_bottleneck = False  # v1.5
   image.mean = (0.485, 0.456, 0.406)
   image.std = (0.229, 0.224, 0.225)
+  # Of families other than resnet.
+  image.patch = 16  # pixels
+  image.blocks, image.width, image.heads, image.mlp = 12, 768, 12, 3_072
+  image.pooling = ""  # cls | mean | cls_mean (both, side by side) | attention; "": the family's
+  image.layers = ()  # e.g. (9, 10): features of these layers, side by side; (): of the last
+  # The middle square, resized (crop); CLIP's and SigLIP's ways come with their weights.
+  image.resize = "crop"
   image.optimizer = "sgd"
   image.learning_rate = 3e-3
   image.end_learning_rate = 5e-4

@@ -4,6 +4,8 @@
 def load(path, which="best"):
   """The model of a workdir (its best or latest checkpoint) or of an exported directory.
 
+  Also a Hugging Face CLIP or SigLIP as it is: its directory or id.
+
   model.embed_text(["two dogs on a beach"])        -> float32 [1, D], unit norm
   model.embed_images(["a.jpg", array, pil_image])  -> float32 [3, D], unit norm
   """

@@ -1,6 +1,7 @@
 """Evaluate: python -m xe_retrieval.evaluate --workdir=DIR [--split=test] [--distractors=D:train] …
 
 Writes metrics.json, curves.npz and report.html with its plots and tables under the workdir.
+--pretrained=DIR --dataset=D instead evaluates a Hugging Face CLIP or SigLIP as it is.
 
 What scores mean is fitted once, on the split that config.calibration_split names (validation), and
 kept as calibration.json in the workdir, by which search and serve show probabilities. Evaluating
@@ -28,8 +29,12 @@ def evaluate(
   publish=False,
   report=True,
   checkpoint="best",
+  pretrained="",
+  data_dir="",
 ):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
+  if pretrained:
+    workdir, dataset = adopt(pretrained, workdir, dataset, data_dir), ""
   from xe_retrieval.evaluation import judgements as rated
   from xe_retrieval.evaluation import relevance as relevances
 
@@ -80,6 +85,24 @@ def evaluate(
   )
 
 
+def adopt(pretrained, workdir, dataset, data_dir=""):
+  """A workdir for a Hugging Face CLIP or SigLIP as it is, with `dataset` as its data."""
+  from xe_retrieval.towers import pretrained as towers
+
+  if not dataset:
+    raise ValueError(f"--pretrained={pretrained} needs --dataset=…, the data to evaluate it on")
+  workdir = pathlib.Path(workdir or pathlib.Path("runs") / pathlib.Path(pretrained).name)
+  config = towers.stock_config(pretrained, dataset, data_dir)
+  file = workdir / "config.json"
+  if file.exists():
+    before = config_lib.from_json(file.read_text())
+    if changed := config_lib.difference(before, config):
+      raise ValueError(f"{workdir} is of another model or data set ({changed[0]}); take a new one")
+  workdir.mkdir(parents=True, exist_ok=True)
+  file.write_text(config_lib.to_json(config))
+  return workdir
+
+
 def default_out(workdir, split, dataset=""):
   """One directory per data set and split under the workdir."""
   name = f"{dataset.replace('/', '_')}_{split}" if dataset else split
@@ -90,6 +113,8 @@ def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; the run is named as --workdir={argv[1]}")
   f = flags.FLAGS
+  if not f.workdir and not f.pretrained:
+    sys.exit("error: evaluate what? --workdir=DIR of a training run, or --pretrained=DIR")
   try:
     metrics, report = evaluate(
       f.workdir,
@@ -102,6 +127,8 @@ def main(argv):
       f.relevance,
       f.publish,
       checkpoint=f.checkpoint,
+      pretrained=f.pretrained,
+      data_dir=f.data_dir,
     )
   except ValueError as e:
     sys.exit(f"error: {e}")
@@ -113,7 +140,11 @@ def main(argv):
 
 def _define_flags():
   """Not on import: the binaries share names of flags, and all can be imported together."""
-  flags.DEFINE_string("workdir", None, "The workdir of a training run.", required=True)
+  flags.DEFINE_string("workdir", None, "The workdir of a training run.")
+  flags.DEFINE_string(
+    "pretrained", "", "Instead: a CLIP or SigLIP as it is; results go to --workdir or runs/NAME."
+  )
+  flags.DEFINE_string("data_dir", "", "With --pretrained: where data sets lie.")
   flags.DEFINE_string("dataset", "", "Another data set than the model was trained on.")
   flags.DEFINE_string("split", "test", "The split to evaluate on.")
   flags.DEFINE_multi_string(

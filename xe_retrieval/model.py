@@ -1,6 +1,6 @@
 """A trained model: captions and images in, unit vectors out.
 
-model = load("runs/ce")                          # a workdir, or what `export` wrote
+model = load("runs/ce")                          # a workdir, what `export` wrote, or a CLIP
 model.embed_text(["two dogs on a beach"])        # float32 [1, D], unit norm
 model.embed_images(["a.jpg", array, pil_image])  # float32 [3, D], unit norm
 model.score(["two dogs on a beach"], ["a.jpg"])  # float32 [1, 1]: cosines, or corrected by a bank
@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import sys
 
 import jax
@@ -23,16 +24,24 @@ from tqdm import tqdm
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import decoding, mesh, pipeline, tokenization
 from xe_retrieval.towers import bank as banks
-from xe_retrieval.towers import dual_encoder, export_format
+from xe_retrieval.towers import dual_encoder, export_format, pretrained
 from xe_retrieval.training import checkpoint_reader
 
 BATCH = 256
 
 
 def load(path, which: str = "best") -> "Model":
-  """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
-  path = epath.Path(path).expanduser()
-  encoder = read_exported(path) if export_format.is_exported(path) else restore(path, which)
+  """The model of a workdir (its best or latest checkpoint), of an exported directory, or a CLIP.
+
+  A Hugging Face CLIP or SigLIP is taken as it is: a directory, or an id (owner/name).
+  """
+  name, path = str(path), epath.Path(path).expanduser()
+  if export_format.is_exported(path):
+    encoder = read_exported(path)
+  elif pretrained.is_dual(path) or (not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+    encoder = stock(pretrained.stock_config(name))
+  else:
+    encoder = restore(path, which)
   model = Model(encoder)
   if model.scoring.correction:
     model.scoring.bank = banks.read(path, model.fingerprint())
@@ -45,11 +54,18 @@ def restore(workdir, which: str = "best") -> "Encoder":
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = config_lib.from_json((workdir / "config.json").read_text())
+  if config.get("steps") == 0:  # written by `evaluate --pretrained`
+    return stock(config)
   model = dual_encoder.from_config(config)
   like = jax.eval_shape(lambda: dual_encoder.init(config, model))
   step, variables = checkpoint_reader.read_model(workdir, which, like, mesh.replicated(mesh.make()))
-  tokenizer = tokenization.load(workdir / "tokenizer", config.text.tokens)
+  tokenizer = tokenization.load(workdir / "tokenizer", config.text)
   return Encoder(config, model, variables, tokenizer, step=step)
+
+
+def stock(config) -> "Encoder":
+  """The encoder of a Hugging Face CLIP or SigLIP, see pretrained.stock_config."""
+  return Encoder(config, *pretrained.stock(config), step=0)
 
 
 def read_exported(path) -> "Encoder":
@@ -64,6 +80,7 @@ class Encoder:
   def __init__(self, config, model, variables, tokenizer, devices=None, batch=BATCH, step=None):
     self.config, self.tokenizer, self.step = config, tokenizer, step
     self.model, self.variables = model, variables
+    self.text_width = dual_encoder.feature_widths(config)["text"]
     self._mesh = mesh.make(devices)
     self._batch = math.ceil(batch / self._mesh.size) * self._mesh.size
     rows, everywhere = mesh.rows(self._mesh), mesh.replicated(self._mesh)
@@ -87,7 +104,7 @@ class Encoder:
   def text_features(self, captions: list[str], progress: bool = False) -> np.ndarray:
     """What the text tower makes of captions, before the projection: [n] -> float32 [n, width]."""
     tokens = (self.tokenizer(captions[rows]) for rows in self._spans(len(captions)))
-    name, width = "captions" if progress else None, self.config.text.width
+    name, width = "captions" if progress else None, self.text_width
     return self._all(self._text_features, tokens, len(captions), name, width)
 
   def project_text(self, features: np.ndarray) -> np.ndarray:
@@ -104,12 +121,15 @@ class Encoder:
 
   def embed_source(self, source: pipeline.Source, progress: bool = False) -> np.ndarray:
     """Every image of a split, in order -> float32 [M, D]."""
-    batches = pipeline.image_batches(source, self.config.image.size, self._batch)
+    view = decoding.View.of(self.config.image)
+    batches = pipeline.image_batches(source, view, self._batch)
     return self.embed_squares(batches, len(source), progress)
 
   def fingerprint(self) -> str:
     """A hash of the weights, of how inputs are preprocessed and how scores are corrected."""
     about = f"{self.tokenizer.fingerprint()} {self.config.image.size}"
+    view = decoding.View.of(self.config.image)
+    about += "" if view.resize == "crop" else f" {view}"
     if correction := banks.correction(self.config):
       about += f" {correction} {self.config.bank.size}"
     digest = hashlib.sha256(about.encode())
@@ -169,7 +189,9 @@ class Model:
     for encoder, part in self._split(len(captions)):
       features.append(encoder.text_features(captions[part], progress))
       vectors.append(encoder.project_text(features[-1]))
-    return self._joined(vectors), self._joined(features, self.config.text.width)
+    return self._joined(vectors), self._joined(
+      features, dual_encoder.feature_widths(self.config)["text"]
+    )
 
   def embed_images(self, images, progress=None) -> np.ndarray:
     """Files, uint8 arrays [H, W, 3] or PIL images [n] -> float32 [n, D], unit norm.
@@ -201,7 +223,7 @@ class Model:
 
   def _squares(self, images, part):
     """Batches of uint8 [≤ BATCH, size, size, 3], decoded by a thread per core."""
-    cut = functools.partial(decoding.square, size=self.config.image.size)
+    cut = functools.partial(decoding.square, view=decoding.View.of(self.config.image))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for start in range(part.start, part.stop, BATCH):
         rows = range(start, min(start + BATCH, part.stop))

@@ -17,11 +17,12 @@ from ml_collections import config_flags
 
 from xe_retrieval import config as config_lib
 
+POSITIONS = 512  # of BERT and most others
+
 
 def architecture(config, say=lambda line: None):
   """The config with the architecture of its pretrained weights, if they are on this machine."""
   from xe_retrieval.towers import pretrained
-  from xe_retrieval.towers.bert import Bert
 
   config = config.copy_and_resolve_references()
   with config.unlocked():
@@ -31,7 +32,7 @@ def architecture(config, say=lambda line: None):
         say(f"{source} is not a directory: planning the {tower} tower as the config describes it")
         config[tower].pretrained = ""
         if tower == "text":
-          config.text.positions = config.text.get("positions", Bert.positions)
+          config.text.positions = config.text.get("positions", POSITIONS)
   return pretrained.configure(config)
 
 

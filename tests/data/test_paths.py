@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from etils import epath
+from ml_collections import ConfigDict
 
 from tests.conftest import ROOT
 from xe_retrieval.data import datasets, paths, tokenization
@@ -55,7 +56,7 @@ def test_what_training_writes_without_orbax_goes_to_a_bucket(bucket, config):
   config.steps = 4
   tokenizer = tokenization.train(["a red square", "a blue circle"], 100, 8)
   tokenizer.save(bucket / "tokenizer")
-  again = tokenization.load(bucket / "tokenizer", 8)
+  again = tokenization.load(bucket / "tokenizer", ConfigDict({"tokens": 8}))
   assert again.fingerprint() == tokenizer.fingerprint()
   for start, steps in ((0, (1, 2, 3)), (2, (3, 4))):  # killed after step 3, resumed after step 2
     writer = logs._Jsonl(bucket / "metrics.jsonl", start)

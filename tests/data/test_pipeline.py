@@ -6,6 +6,7 @@ import tarfile
 import chex
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from xe_retrieval import prepare
@@ -111,7 +112,7 @@ def test_tokenizer_is_reproducible_and_spells_unknown_words(source, tokenizer, t
   assert (ids[1] != 0).sum() > 5  # spelt letter by letter
   assert (ids[2] != 0).all()  # truncated at 20
   tokenizer.save(tmp_path)
-  np.testing.assert_array_equal(tokenization.load(tmp_path, 20)(words), ids)
+  np.testing.assert_array_equal(tokenization.load(tmp_path, ConfigDict({"tokens": 20}))(words), ids)
 
 
 def test_tokens_are_those_of_the_library(tokenizer, tmp_path):

@@ -21,6 +21,7 @@ def tiny():
   def make(changes=None, **more):
     config = ConfigDict(
       dict(
+        seed=0,
         embedding_dim=8,
         dtype="float32",
         remat=False,
@@ -74,7 +75,10 @@ def load(tiny):
 def shapes(config):
   model = dual_encoder.from_config(config)
   return jax.eval_shape(
-    model.init, jax.random.key(0), np.zeros((1, 6), np.int32), np.zeros((1, 16, 16, 3), np.uint8)
+    model.init,
+    jax.random.key(0),
+    np.zeros((1, config.text.tokens), np.int32),
+    np.zeros((1, config.image.size, config.image.size, 3), np.uint8),
   )
 
 

@@ -51,12 +51,12 @@ def test_truncated_file(load, bert, keep):
     ("config.json", "{", "config.json is not readable as JSON"),
     (
       "config.json",
-      '{"model_type": "distilbert"}',
-      "model_type is 'distilbert'; .* only be 'bert'",
+      '{"model_type": "gpt2"}',
+      "model_type is 'gpt2'; text towers can be bert, distilbert, mpnet, roberta",
     ),
-    ("config.json", '{"hidden_act": "relu"}', "hidden_act is 'relu'; .* only be 'gelu'"),
+    ("config.json", '{"hidden_act": "silu"}', "hidden_act is 'silu'; .* one of 'gelu', 'gelu_new'"),
     ("config.json", '{"max_position_embeddings": 4}', "config.text.tokens=6, but .* 4 positions"),
-    ("config.json", None, "holds no config.json: it is not a pretrained bert"),
+    ("config.json", None, "holds no config.json: it is not a pretrained text tower"),
     ("model.safetensors", None, "holds no weights: expected one of model.safetensors.index.json"),
   ],
 )

@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
-from xe_retrieval.towers import dual_encoder
+from xe_retrieval.towers import dual_encoder, families
 
 TOKENS = np.array(
   [[2, 5, 6, 3, 0, 0], [2, 7, 3, 0, 0, 0], [2, 8, 9, 10, 11, 3], [2, 4, 4, 3, 0, 0]]
@@ -88,14 +89,38 @@ def test_padding_does_not_matter(tiny, pooling):
   assert np.isfinite(empty).all()
 
 
-def test_first_token_alone_is_the_same(tiny):
-  model = dual_encoder.from_config(tiny()).text.tower
-  _, variables = build(tiny())
-  apply = jax.jit(model.apply, static_argnames="first_only")
-  params = {"params": variables["params"]["text"]["tower"]}
-  all_tokens, first = (apply(params, TOKENS, first_only=only) for only in (False, True))
-  chex.assert_shape([all_tokens, first], [(4, 6, 16), (4, 1, 16)])
-  np.testing.assert_allclose(first[:, 0], all_tokens[:, 0], atol=1e-5)
+@pytest.mark.parametrize("family", ["bert", "clip", "siglip"])
+def test_pooled_token_alone_is_the_same(tiny, family):
+  """The last layer computes only the token that is pooled: the first, the end, the last."""
+  tower = dual_encoder.from_config(tiny(**{"text.family": family})).text.tower
+  tower = tower.clone(eos=3, head=0)
+  variables = tower.init(jax.random.key(0), TOKENS)
+  every = tower.clone(pooling="mean", final_norm=False)
+  keep = lambda module, _: module.name == "layer_1"  # noqa: E731
+  _, state = every.apply(variables, TOKENS, capture_intermediates=keep, mutable="intermediates")
+  last = state["intermediates"]["layer_1"]["__call__"][0]
+  chex.assert_shape(last, (4, 6, 16))
+  at = {"bert": 0, "clip": np.argmax(TOKENS == 3, axis=1), "siglip": -1}[family]
+  found = tower.clone(final_norm=False).apply(variables, TOKENS)
+  np.testing.assert_allclose(found, last[np.arange(4), at], atol=1e-5)
+
+
+def test_features_of_chosen_layers():
+  """First token and mean of the patches, of two layers, each normalised as the last is."""
+  fields = dict(size=16, patch=8, blocks=3, width=16, heads=2, mlp=16, registers=2)
+  fields = ConfigDict(dict(**fields, layers=(1, 3), pooling="cls_mean"))
+  tower = families.FAMILIES["image"]["dinov2"].tower(fields, 0, jnp.float32, False)
+  x = IMAGES.astype(np.float32) / 255
+  variables = tower.init(jax.random.key(0), x)
+  keep = lambda module, _: module.name in ("layer_0", "layer_2")  # noqa: E731
+  found, state = tower.apply(variables, x, capture_intermediates=keep, mutable="intermediates")
+  assert found.shape == (4, tower.feature_width()) == (4, 4 * 16)
+  expected = []
+  for layer in ("layer_0", "layer_2"):
+    y = state["intermediates"][layer]["__call__"][0]  # [4, 1 + 2 + 4, 16]
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
+    expected += [y[:, 0], y[:, 3:].mean(1)]
+  np.testing.assert_allclose(found, np.concatenate(expected, axis=1), atol=1e-4)
 
 
 def test_dropout_only_in_training(tiny):

@@ -1,4 +1,4 @@
-"""Each tower, layer by layer, against transformers' BertModel and ResNetModel in PyTorch."""
+"""Each family, layer by layer, against transformers' models in PyTorch."""
 
 import importlib.util
 import pathlib
@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from xe_retrieval.towers import dual_encoder, pretrained
+from xe_retrieval.towers.transformer import Transformer
 
 HERE = pathlib.Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "weights"
-TINY = ["bert", "resnet_v1", "resnet_v15", "resnet_basic"]
-FULL = ["bert_base", "resnet50", "resnet18"]
+TINY = ["bert", "distilbert", "mpnet", "roberta", "clip_text", "siglip_text"]
+TINY += ["resnet_v1", "resnet_v15", "resnet_basic"]
+TINY += ["vit", "dinov2", "dinov2_registers", "clip_vision", "siglip_vision"]
+FULL = ["bert_base", "mpnet_base", "clip_text_base", "siglip_text_base", "resnet50", "resnet18"]
+FULL += ["vit_base", "dinov2_small", "clip_vision_base", "siglip_vision_base"]
 REAL = ["minilm-l6", "resnet50-imagenet"]
 
 torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
@@ -48,42 +52,42 @@ def test_fingerprints_of_real_weights(tiny, name):
   if "tokens" in stored:
     inputs = dict(stored)
   else:
-    inputs = {"pixels": np.random.default_rng(0).normal(size=(2, 224, 224, 3)).astype(np.float32)}
+    pixels = np.random.default_rng(0).normal(size=(2, 224, 224, 3)).astype(np.float32)
+    inputs = {**stored, "pixels": pixels}
   outputs = ours(tiny, SHARED / name, inputs)
   assert_equal(stored, {part: fingerprint(value) for part, value in outputs.items()})
 
 
 def ours(tiny, folder, inputs):
   """{part: output} of our tower with the weights of a folder, loaded as in training."""
-  encoder, inputs = (
-    ("text", (inputs["tokens"], inputs["token_types"]))
-    if "tokens" in inputs
-    else ("image", (inputs["pixels"],))
-  )
-  config = pretrained.configure(tiny({f"{encoder}.pretrained": str(folder)}))
+  encoder, x = ("text", inputs["tokens"]) if "tokens" in inputs else ("image", inputs["pixels"])
+  config = pretrained.configure(tiny({f"{encoder}.pretrained": str(folder), "text.tokens": 12}))
+  if encoder == "image":
+    config.image.size = x.shape[1]
   model = dual_encoder.from_config(config)
-  shapes = jax.eval_shape(
-    model.init, jax.random.key(0), np.zeros((1, 6), np.int32), np.zeros((1, 16, 16, 3), np.uint8)
-  )
-  variables = pretrained.load(config, shapes)
+  variables = pretrained.load(config, jax.eval_shape(lambda: dual_encoder.init(config, model)))
   tower = getattr(model, encoder).tower
   variables = {name: tree[encoder]["tower"] for name, tree in variables.items() if encoder in tree}
+  everywhere = tower
+  if isinstance(tower, Transformer):  # mean: the last layer of all tokens, not of the pooled alone
+    everywhere = tower.clone(pooling="mean") if tower.pooling != "attention" else tower
 
   @jax.jit
-  def apply(variables, *inputs):
-    parts = tower.parts()
+  def apply(variables, x):
+    parts = [part for part in tower.parts() if part != "output"]
     filter = lambda module, _: module.name in parts  # noqa: E731
-    _, state = tower.apply(
-      variables, *inputs, capture_intermediates=filter, mutable="intermediates"
-    )
-    return {part: state["intermediates"][part]["__call__"][0] for part in parts}
+    _, state = everywhere.apply(variables, x, capture_intermediates=filter, mutable="intermediates")
+    found = {part: state["intermediates"][part]["__call__"][0] for part in parts}
+    if isinstance(tower, Transformer):
+      found["embeddings"] = found["embeddings"][0]  # beside it, masks
+    return found | ({"pooled": tower.apply(variables, x)} if "pooled" in inputs else {})
 
-  return apply(variables, *inputs)
+  return apply(variables, x)
 
 
 def assert_equal(theirs, ours):
   """Within 1e-4, relative to the largest activation where that exceeds one."""
-  assert set(ours) == set(theirs) - {"tokens", "token_types", "pixels"}
+  assert set(ours) == set(theirs) - {"tokens", "pixels"}
   for part, value in ours.items():
     atol = 1e-4 * max(1, np.abs(theirs[part]).max())
     np.testing.assert_allclose(value, theirs[part], rtol=0, atol=atol, err_msg=part)

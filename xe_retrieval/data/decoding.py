@@ -1,5 +1,6 @@
 """Encoded images (JPEG or PNG) → uint8 squares: where to crop, then decode, crop and resize."""
 
+import dataclasses
 import io
 import os
 
@@ -24,6 +25,34 @@ MAX_PIXELS = 100_000_000  # larger images are refused before decoding
 _GREY = 127  # stands in for images that cannot be decoded
 
 
+@dataclasses.dataclass(frozen=True)
+class View:
+  """How a whole photo becomes a square of `size` pixels.
+
+  crop      the largest square in the middle, resized
+  shortest  resized until its shorter side has `shortest` pixels, the middle cropped: CLIP, DINOv2
+  squash    resized without regard to its shape: SigLIP, ViT
+  """
+
+  size: int
+  resize: str = "crop"
+  shortest: int = 0
+  resample: str = ""  # bicubic, …: by Pillow, as transformers does it; "": by image_files.resize
+
+  @classmethod
+  def of(cls, image) -> "View":
+    """That of config.image; of a number, the crop of that size."""
+    if isinstance(image, int | View):
+      return cls(image) if isinstance(image, int) else image
+    kind, resample = image.get("resize", "crop"), image.get("resample", "")
+    if kind not in ("crop", "shortest", "squash"):
+      raise ValueError(f"config.image.resize={kind!r}: expected one of crop, shortest, squash")
+    if resample and not hasattr(Image.Resampling, resample.upper()):
+      known = ", ".join(kind.name.lower() for kind in Image.Resampling)
+      raise ValueError(f"config.image.resample={resample!r}: expected one of {known}")
+    return cls(image.size, kind, image.get("shortest", 0) or image.size, resample)
+
+
 def centres(encoded) -> np.ndarray:
   """The largest square in the middle; bytes [n] -> int32 [n, 4] y, x, height, width."""
   sizes = _sizes(encoded)
@@ -43,10 +72,20 @@ def random_crops(encoded, draws) -> np.ndarray:
   return np.concatenate([begin, extent], 1).astype(np.int32)
 
 
-def decode(encoded: bytes, box, size: int, out: np.ndarray | None = None) -> np.ndarray:
-  """Part `box`, int [4], of an image, resized -> uint8 [size, size, 3]; ValueError if broken."""
+def whole(encoded, view: View) -> np.ndarray:
+  """The boxes that evaluation takes: the centres; all zeros where `view` does it otherwise."""
+  return centres(encoded) if view.resize == "crop" else np.zeros((len(encoded), 4), np.int32)
+
+
+def decode(encoded: bytes, box, view: View | int, out: np.ndarray | None = None) -> np.ndarray:
+  """Part `box`, int [4], of an image, resized -> uint8 [size, size, 3]; ValueError if broken.
+
+  All zeros stand for the whole image, cropped as `view` says.
+  """
   y, x, height, width = (int(value) for value in box)
-  jpeg = encoded[:2] == b"\xff\xd8"
+  view = View.of(view)
+  size = view.size
+  jpeg = encoded[:2] == b"\xff\xd8" and not view.resample
   smaller = next((n for n in _REDUCED if jpeg and min(height, width) >= n * size), 1)
   data = np.frombuffer(encoded, np.uint8)
   try:
@@ -55,25 +94,59 @@ def decode(encoded: bytes, box, size: int, out: np.ndarray | None = None) -> np.
     image = None
   if image is None:
     raise ValueError("it cannot be decoded")
+  if not height and not width:
+    return _fill(out, _viewed(image, view))
   y, x, height, width = (value // smaller for value in (y, x, height, width))
   part = image[y : y + height, x : x + width]
   if not part.size:
     raise ValueError("it is smaller than its header says")
+  if view.resample:
+    return _fill(out, _resize(part, size, size, view))
   return image_files.resize(part, size, size, out)
 
 
-def decode_all(encoded, boxes, size: int, pool) -> tuple[np.ndarray, int]:
+def _viewed(image, view):  # uint8 [H, W, 3] -> uint8 [size, size, 3]
+  if view.resize == "squash":
+    return _resize(image, view.size, view.size, view)
+  height, width = image.shape[:2]
+  short, long = sorted((height, width))
+  long = int(view.shortest * long / short)  # cut off, as transformers does
+  width, height = (view.shortest, long) if width <= height else (long, view.shortest)
+  image = _resize(image, width, height, view)
+  space = max(view.size - width, 0), max(view.size - height, 0)  # a crop beyond the image is black
+  if any(space):
+    sides = [(-(-n // 2), n - -(-n // 2)) for n in space[::-1]]
+    image = np.pad(image, [*sides, (0, 0)])
+  top, left = ((n - view.size) // 2 for n in image.shape[:2])
+  return image[top : top + view.size, left : left + view.size]
+
+
+def _resize(image, width, height, view):
+  if not view.resample:
+    return image_files.resize(image, width, height)
+  kind = Image.Resampling[view.resample.upper()]
+  return np.asarray(Image.fromarray(image).resize((width, height), kind))
+
+
+def _fill(out, image):
+  if out is None:
+    return image
+  out[...] = image
+  return out
+
+
+def decode_all(encoded, boxes, view: View, pool) -> tuple[np.ndarray, int]:
   """Decodes in a thread pool -> uint8 [n, size, size, 3], number of broken images.
 
   Broken images are grey: one bad file should not end a long run.
   """
-  out = _aligned((len(encoded), size, size, 3))
+  out = _aligned((len(encoded), view.size, view.size, 3))
 
   def several(start):
     broken = 0
     for i in range(start, min(start + _AT_ONCE, len(encoded))):
       try:
-        decode(encoded[i], boxes[i], size, out[i])
+        decode(encoded[i], boxes[i], view, out[i])
       except ValueError:
         out[i] = _GREY
         broken += 1
@@ -82,11 +155,12 @@ def decode_all(encoded, boxes, size: int, pool) -> tuple[np.ndarray, int]:
   return out, sum(pool.map(several, range(0, len(encoded), _AT_ONCE)))
 
 
-def square(image, index=0, size=224):  # -> uint8 [size, size, 3]
+def square(image, index=0, view: View | int = 224):  # -> uint8 [size, size, 3]
   """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cropped and resized.
 
   Arrays and PIL images are encoded first, so that they are decoded exactly as in evaluation.
   """
+  view = View.of(view)
   path = isinstance(image, str | os.PathLike)
   name = repr(str(image)) if path else f"images[{index}]"
   try:
@@ -94,7 +168,7 @@ def square(image, index=0, size=224):  # -> uint8 [size, size, 3]
       data = _upright(image if isinstance(image, bytes) else epath.Path(image).read_bytes())
     else:
       data = _png(_pil(image, index))
-    return decode(data, centres([data])[0], size)
+    return decode(data, whole([data], view)[0], view)
   except TypeError:
     raise
   except Exception as error:  # PIL raises almost anything

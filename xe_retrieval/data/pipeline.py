@@ -99,6 +99,7 @@ def train_batches(
     )
   rows = config.batch_size // processes
   choose = choice(len(source), config, process, processes)
+  view = decoding.View.of(config.image)
 
   def read(step):
     indices, draws = choose(int(step))
@@ -110,7 +111,7 @@ def train_batches(
     draws.set_shape([rows])
     record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
     chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
-    box = _boxes(record["image"], draws, config.data.augment)
+    box = _boxes(record["image"], draws, config.data.augment, view)
     words = tf.gather(record["captions"], chosen, batch_dims=1)
     tokens = tf.numpy_function(tokenised, [words], tf.int32, stateful=False)
     batch = {
@@ -126,7 +127,7 @@ def train_batches(
     return tokenizer([c.decode("utf-8", "replace") for c in captions])
 
   data = tf.data.Dataset.range(start, config.steps).map(pairs).prefetch(1)
-  yield from _decoded(data, config.image.size, rows, source.name).prefetch(2).as_numpy_iterator()
+  yield from _decoded(data, view, rows, source.name).prefetch(2).as_numpy_iterator()
 
 
 def choice(count: int, config, process: int = 0, processes: int = 1):
@@ -150,12 +151,13 @@ _PAIR = ("image", "image_id", "captions", "text_ids")
 
 
 def image_batches(
-  source: Source, size: int, batch_size: int, start: int = 0
+  source: Source, view: decoding.View | int, batch_size: int, start: int = 0
 ) -> Iterator[np.ndarray]:
   """Every image of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
 
   Begins at batch number `start`.
   """
+  view = decoding.View.of(view)
 
   def read(n):
     rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
@@ -165,32 +167,32 @@ def image_batches(
     records = tf.numpy_function(read, [n], tf.string, stateful=False)
     records.set_shape([None])
     encoded = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
-    return {"image": encoded, "box": _boxes(encoded, tf.zeros([0], tf.int64), "none")}
+    return {"image": encoded, "box": _boxes(encoded, tf.zeros([0], tf.int64), "none", view)}
 
   data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(images).prefetch(1)
-  data = _decoded(data, size, None, source.name).prefetch(2)
+  data = _decoded(data, view, None, source.name).prefetch(2)
   for batch in data.as_numpy_iterator():
     yield batch["image"]
 
 
-def _boxes(encoded, draws, augment):
+def _boxes(encoded, draws, augment, view):
   """Where to crop each image of a batch; string [n], int64 [n] -> int32 [n, 4]."""
 
   def boxes(encoded, draws):
     if augment == "random_resized_crop":
       return decoding.random_crops(encoded, draws)
-    return decoding.centres(encoded)
+    return decoding.whole(encoded, view)
 
   box = tf.numpy_function(boxes, [encoded, draws], tf.int32, stateful=False)
   return tf.ensure_shape(box, [None, 4])
 
 
-def _decoded(data, size, rows, name):
+def _decoded(data, view, rows, name):
   """Batches of `rows` encoded images (None: any number) -> decoded, on all cores, in order."""
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
   def decode(encoded, boxes):
-    out, broken = decoding.decode_all(encoded, boxes, size, pool)
+    out, broken = decoding.decode_all(encoded, boxes, view, pool)
     if broken:
       logging.error("%s: %d broken images are shown grey", name, broken)
     return out
@@ -198,7 +200,7 @@ def _decoded(data, size, rows, name):
   def images(batch):
     encoded, boxes = batch.pop("image"), batch.pop("box")
     decoded = tf.numpy_function(decode, [encoded, boxes], tf.uint8, stateful=False)
-    return {**batch, "image": tf.ensure_shape(decoded, (rows, size, size, 3))}
+    return {**batch, "image": tf.ensure_shape(decoded, (rows, view.size, view.size, 3))}
 
   # Two batches in parallel, so that no thread idles at the end of one. With nothing left to tune,
   # autotuning is off: closing an iterator would wait until its thread wakes up.

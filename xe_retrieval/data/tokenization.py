@@ -1,4 +1,4 @@
-"""Captions → WordPiece ids."""
+"""Captions → ids of word pieces: WordPiece, BPE or SentencePiece."""
 
 import collections
 import hashlib
@@ -19,16 +19,23 @@ _CACHED_WORDS = 200_000  # at most; then the cache starts again
 
 
 class Tokenizer:
-  """Strings → int32 [n, tokens], zero-padded, [CLS] first, truncated at `tokens`."""
+  """Strings → int32 [n, tokens], special tokens around them, padded with `pad` or truncated."""
 
-  def __init__(self, fast, tokens: int):
-    if fast.pad_token_id != 0:
-      raise ValueError(f"the tokenizer pads with id {fast.pad_token_id}; the text tower masks id 0")
-    self._fast, self.tokens, self.vocab_size = fast, tokens, len(fast)
-    self._pieces = fast.backend_tokenizer
+  def __init__(self, tokenizer, tokens: int, fixed: bool = False):
+    self._whole, self.tokens, self.vocab_size = tokenizer, tokens, len(tokenizer)
+    self.pad = tokenizer.pad_token_id or 0
+    self._fixed = fixed  # padding counts: texts are never cut to their length
+    self._pieces = getattr(tokenizer, "backend_tokenizer", None)
+    if self._pieces is None:  # SentencePiece in Python
+      self.end = tokenizer.eos_token_id
+      return
     self._pieces.no_padding()
     self._pieces.no_truncation()
-    self._first, *self._last = self._pieces.encode("").ids  # [CLS], [SEP]
+    sample = self._pieces.encode("a")
+    ids, special = np.array(sample.ids), np.array(sample.special_tokens_mask, bool)
+    content = np.flatnonzero(~special)
+    self._first, self._last = list(ids[: content[0]]), list(ids[content[-1] + 1 :])
+    self.end = int(ids[-1])
     # BERT's pre-tokenizer splits at every space: the ids of a word can be cached.
     self._by_word = isinstance(
       self._pieces.pre_tokenizer, tokenizers.pre_tokenizers.BertPreTokenizer
@@ -36,46 +43,74 @@ class Tokenizer:
     self._cache = {}
 
   def __call__(self, captions: list[str]) -> np.ndarray:
+    if self._pieces is None:
+      room = {"padding": "max_length", "truncation": True, "max_length": self.tokens}
+      ids = self._whole(list(captions), **room)["input_ids"] if len(captions) else []
+      return np.array(ids, np.int32).reshape(len(captions), self.tokens)
     split = [caption.split(" ") if self._by_word else [caption] for caption in captions]
     known = self._cache = self._cache if len(self._cache) < _CACHED_WORDS else {}
     new = list(set().union(*split).difference(known))
     encoded = self._pieces.encode_batch_fast(new, add_special_tokens=False)
     known.update((word, pieces.ids) for word, pieces in zip(new, encoded, strict=True))
-    out = np.zeros((len(captions), self.tokens), np.int32)
-    room = self.tokens - 1 - len(self._last)
+    out = np.full((len(captions), self.tokens), self.pad, np.int32)
+    room = self.tokens - len(self._first) - len(self._last)
     for row, words in zip(out, split, strict=True):
-      ids = [i for word in words for i in known[word]][:room]
-      row[: len(ids) + 1 + len(self._last)] = [self._first, *ids, *self._last]
+      ids = [*self._first, *[i for word in words for i in known[word]][:room], *self._last]
+      row[: len(ids)] = ids
     return out
+
+  def lengths(self, ids: np.ndarray) -> np.ndarray:
+    """int32 [n, T] → int [n]: how many ids of each text the tower needs."""
+    width = ids.shape[1]
+    if self._fixed:
+      return np.full(len(ids), width)
+    known = ids != self.pad
+    found = np.where(known.any(1), width - np.argmax(known[:, ::-1], axis=1), 0)
+    return np.minimum(found + (self.end == self.pad), width)  # CLIP pads with its end of text
 
   def fingerprint(self) -> str:
     """A hash of all that determines the ids of a caption; part of the key of cached features."""
-    return hashlib.sha256(f"{self.tokens} {self._pieces.to_str()}".encode()).hexdigest()
+    if self._pieces is None:
+      about = f"{type(self._whole).__name__} {sorted(self._whole.get_vocab().items())}"
+    else:
+      about = self._pieces.to_str()
+    return hashlib.sha256(f"{self.tokens} {about}".encode()).hexdigest()
 
   def save(self, directory) -> None:
     if not paths.is_remote(directory):
-      self._fast.save_pretrained(directory)
+      self._whole.save_pretrained(directory)
       return
     with tempfile.TemporaryDirectory() as scratch:
-      self._fast.save_pretrained(scratch)
+      self._whole.save_pretrained(scratch)
       epath.Path(directory).mkdir(parents=True, exist_ok=True)
       for file in epath.Path(scratch).iterdir():
         (epath.Path(directory) / file.name).write_bytes(file.read_bytes())
 
 
-def load(path: str, tokens: int) -> Tokenizer:
-  """The tokenizer of a pretrained tower: a directory, local or remote, or a Hugging Face id."""
+def load(path: str, text) -> Tokenizer:
+  """The tokenizer of a pretrained tower: a directory, local or remote, or a Hugging Face id.
+
+  `text` is config.text: how many tokens, which id is padding (-1: any) and whether it is pooled.
+  """
   import transformers
 
   if paths.is_remote(path):
     with tempfile.TemporaryDirectory() as scratch:
       for file in epath.Path(path).iterdir():
         (epath.Path(scratch) / file.name).write_bytes(file.read_bytes())
-      return load(scratch, tokens)
+      return load(scratch, text)
   try:
-    return Tokenizer(transformers.AutoTokenizer.from_pretrained(path), tokens)
-  except (OSError, ValueError) as e:
-    raise ValueError(f"no tokenizer in {str(path)!r} (tokenizer.json or vocab.txt): {e}") from e
+    whole = transformers.AutoTokenizer.from_pretrained(path)
+  except (OSError, ValueError, ImportError) as e:
+    files = "tokenizer.json, vocab.txt, merges.txt or spiece.model"
+    raise ValueError(f"no tokenizer in {str(path)!r} ({files}): {e}") from e
+  tokenizer = Tokenizer(whole, text.tokens, text.get("pooling") == "last")
+  masked = text.get("pad", 0)
+  if masked not in (-1, tokenizer.pad):
+    raise ValueError(
+      f"the tokenizer pads with id {tokenizer.pad}; the text tower masks id {masked}"
+    )
+  return tokenizer
 
 
 def train(captions: list[str], vocab_size: int, tokens: int) -> Tokenizer:

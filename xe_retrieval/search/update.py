@@ -140,7 +140,7 @@ class _Embedded:
 def _embed(model, source, todo, embedded):
   """Embeds entries chunk by chunk; returns [(name, reason)] of those that are no pictures."""
   failed = []
-  size = model.config.image.size
+  view = decoding.View.of(model.config.image)
   with (
     concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
     tqdm.tqdm(total=len(todo), unit=" images", delay=2, file=sys.stderr) as bar,
@@ -148,7 +148,7 @@ def _embed(model, source, todo, embedded):
 
     def read(entry):
       try:
-        return decoding.square(source.read(entry.name), size=size)
+        return decoding.square(source.read(entry.name), view=view)
       except (OSError, ValueError) as e:
         return str(e)
 

@@ -187,7 +187,9 @@ def make(encoder, source, tables=None, size: int = SIZE) -> Bank:
   if "image" in tables:
     images = encoder.project_images(np.asarray(tables["image"][shown]))
   else:
-    images = encoder.embed_squares(_squares(source, shown, encoder.config.image.size), len(shown))
+    images = encoder.embed_squares(
+      _squares(source, shown, decoding.View.of(encoder.config.image)), len(shown)
+    )
   centre = features.mean(axis=0)
   centred = _unit(features - centre)
   bank = Bank(
@@ -224,10 +226,10 @@ def read(directory, fingerprint: str) -> Bank | None:
     raise ValueError(f"{path} is damaged ({e}); evaluate writes it anew") from e
 
 
-def _squares(source, rows, size, batch=64):
+def _squares(source, rows, view, batch=64):
   for start in range(0, len(rows), batch):
     encoded = [source.image(int(row)) for row in rows[start : start + batch]]
-    yield np.stack([decoding.square(data, size=size) for data in encoded])
+    yield np.stack([decoding.square(data, view=view) for data in encoded])
 
 
 def _usual(features, record):

@@ -4,16 +4,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xe_retrieval.towers.bert import Bert
+from xe_retrieval.towers import families
 from xe_retrieval.towers.resnet import PATCH, ResNet
+from xe_retrieval.towers.transformer import Transformer
 
 
 class TextEncoder(nn.Module):
-  """Tokens -> BERT -> CLS vector (or mean over tokens) -> projection."""
+  """Tokens -> tower -> projection."""
 
-  tower: Bert
+  tower: Transformer
   embedding_dim: int
-  pooling: str = "cls"  # or "mean", over the tokens that are not padding
   trunk: int = 0  # see Head
   dropout: float = 0.0  # of the features
 
@@ -28,18 +28,13 @@ class TextEncoder(nn.Module):
 
   def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
     """The input of the projection; constant while the tower is frozen, so it can be cached."""
-    cls = self.pooling == "cls"
-    x = self.tower(tokens, train=train, first_only=cls).astype(jnp.float32)
-    if cls:
-      return x[:, 0]
-    mask = (tokens != 0).astype(jnp.float32)[..., None]
-    return (x * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+    return self.tower(tokens, train)
 
 
 class ImageEncoder(nn.Module):
-  """uint8 pixels -> normalised -> ResNet -> mean over positions -> projection."""
+  """uint8 pixels -> normalised -> tower -> projection."""
 
-  tower: ResNet
+  tower: ResNet | Transformer
   embedding_dim: int
   mean: tuple[float, ...]  # per channel, pixels in 0..1
   std: tuple[float, ...]
@@ -58,7 +53,8 @@ class ImageEncoder(nn.Module):
   def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
     """The input of the projection; constant while the tower is frozen, so it can be cached."""
     x = (image.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
-    return self.tower(x, train=train).astype(jnp.float32).mean((1, 2))
+    x = self.tower(x, train=train).astype(jnp.float32)
+    return x.mean((1, 2)) if x.ndim == 4 else x  # of a feature map, the mean over positions
 
 
 class Head(nn.Module):
@@ -132,50 +128,16 @@ class DualEncoder(nn.Module):
 def from_config(config):
   """The model of a config whose architecture fields are filled in (see pretrained.configure)."""
   text, image = config.text, config.image
-  dtype = jnp.dtype(_one_of(config, "dtype", "float32", "bfloat16"))
-  if text.width % text.heads:
-    raise ValueError(f"config.text.width={text.width} is not divisible by heads={text.heads}")
-  if image.stem == "patch" and image.size % PATCH:
-    raise ValueError(
-      f"config.image.size={image.size} is not divisible into patches of {PATCH} pixels, which "
-      "config.image.stem='patch' takes"
-    )
-  bert = Bert(
-    vocab_size=text.vocab_size,
-    layers=text.layers,
-    width=text.width,
-    heads=text.heads,
-    mlp=text.mlp,
-    positions=text.get("positions", text.tokens),
-    token_types=text.get("token_types", 2),
-    dropout=text.dropout,
-    norm_eps=text.get("norm_eps", 1e-12),
-    frozen=_frozen_parts(config, "text", text.layers),
-    dtype=dtype,
-    remat=config.remat,
-  )
-  resnet = ResNet(
-    depths=tuple(image.depths),
-    widths=tuple(image.widths),
-    block=_one_of(image, "block", "bottleneck", "basic", of="image."),
-    stem=_one_of(image, "stem", "imagenet", "patch", of="image."),
-    stem_width=image.stem_width,
-    downsample_in_bottleneck=image.downsample_in_bottleneck,
-    batch_norm=_one_of(image, "batch_norm", "sync", "frozen", of="image."),
-    frozen=_frozen_parts(config, "image", sum(image.depths)),
-    dtype=dtype,
-    remat=config.remat,
-  )
+  _check(config)
   return DualEncoder(
     text=TextEncoder(
-      bert,
+      _tower(config, "text"),
       config.embedding_dim,
-      _one_of(text, "pooling", "cls", "mean", of="text."),
       text.get("trunk", 0),
       text.get("feature_dropout", 0.0),
     ),
     image=ImageEncoder(
-      resnet,
+      _tower(config, "image"),
       config.embedding_dim,
       tuple(image.mean),
       tuple(image.std),
@@ -183,6 +145,47 @@ def from_config(config):
       image.get("feature_dropout", 0.0),
     ),
   )
+
+
+def feature_widths(config) -> dict[str, int]:
+  """How many features each tower gives to its projection: {"text": …, "image": …}."""
+  model = from_config(config)
+  return {name: getattr(model, name).tower.feature_width() for name in ("text", "image")}
+
+
+def _tower(config, encoder):
+  """The tower of config.text or config.image, frozen as its field `freeze` says."""
+  dtype = jnp.dtype(_one_of(config, "dtype", "float32", "bfloat16"))
+  tower = families.of(config, encoder).tower(config[encoder], 0, dtype, config.remat)
+  return tower.clone(frozen=_frozen_parts(config, encoder, tower.parts()))
+
+
+def _check(config):
+  """ValueError for a field that no tower can have; of those that its family reads."""
+  text, image = config.text, config.image
+  resnet = families.of(config, "image").name == "resnet"
+  for name in ("text",) if resnet else ("text", "image"):
+    width, heads = config[name].width, config[name].heads
+    if width % heads:
+      raise ValueError(f"config.{name}.width={width} is not divisible by heads={heads}")
+  if families.of(config, "text").name not in ("clip", "siglip"):  # which pool in their own way
+    _one_of(text, "pooling", "cls", "mean", of="text.")
+  if not resnet:
+    if image.get("pooling", ""):
+      _one_of(image, "pooling", "cls", "mean", "cls_mean", "attention", of="image.")
+    if any(not 1 <= layer <= image.blocks for layer in image.get("layers", ())):
+      raise ValueError(
+        f"config.image.layers={tuple(image.layers)}: expected numbers from 1 to {image.blocks}"
+      )
+    return
+  _one_of(image, "block", "bottleneck", "basic", of="image.")
+  _one_of(image, "stem", "imagenet", "patch", of="image.")
+  _one_of(image, "batch_norm", "sync", "frozen", of="image.")
+  if image.stem == "patch" and image.size % PATCH:
+    raise ValueError(
+      f"config.image.size={image.size} is not divisible into patches of {PATCH} pixels, which "
+      "config.image.stem='patch' takes"
+    )
 
 
 def init(config, model):
@@ -207,13 +210,14 @@ def frozen(params, config):
   return jax.tree_util.tree_map_with_path(is_frozen, params)
 
 
-def _frozen_parts(config, encoder, blocks):
+def _frozen_parts(config, encoder, parts):
   """How many parts of a tower are frozen: 'none', 'all', or '2' for its input and 2 blocks."""
   freeze = str(config[encoder].freeze)
+  blocks = len([part for part in parts if part != "output"]) - 1
   if freeze == "none":
     return 0
   if freeze == "all":
-    return blocks + 1
+    return len(parts)
   if freeze.isdecimal() and int(freeze) <= blocks:
     return int(freeze) + 1
   raise ValueError(

@@ -1,6 +1,8 @@
 """An exported model: a directory that other programs can use, and that reads back as a model.
 
-text/, image/            Hugging Face directories, for transformers' BertModel and ResNetModel
+text/, image/            Hugging Face directories of the towers, for transformers' own classes
+dual/                    only of a CLIP (and of a SigLIP whose projections were not trained): the
+                         whole model as one, for CLIPModel or SiglipModel
 projections.safetensors  the two matrices into the common space, "text.weight", "image.weight";
                          with a trunk before them, also "text.trunk_norm.weight" and so on
 text.jax, image.jax      jax.export functions, weights inside: int32 [B, T] or uint8 [B, H, W, 3]
@@ -9,17 +11,20 @@ config.json, README.md   the training config, and how to use each part
 """
 
 import json
+import math
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
+from PIL import Image
 from safetensors.numpy import save_file
 
 from xe_retrieval import config as config_lib
-from xe_retrieval.data import tokenization
-from xe_retrieval.towers import dual_encoder, hugging_face, weight_files
+from xe_retrieval.data import decoding, tokenization
+from xe_retrieval.towers import dual_encoder, families, weight_files
+from xe_retrieval.towers.families.family import LEAVES
 
 PROJECTIONS = "projections.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -40,26 +45,73 @@ def write(encoder, out) -> None:
   for name in ("text", "image"):
     (part / name).mkdir(parents=True)
     tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
-    tensors = hugging_face.to_tensors(tower)
+    family = families.of(config, name)
+    tensors = {family.prefix + key: value for key, value in family.to_tensors(tower).items()}
     metadata = {"format": "pt"}  # transformers refuses files without it
     save_file(tensors, part / name / "model.safetensors", metadata)
-  _bert_config(model.text.tower).save_pretrained(part / "text")
-  encoder.tokenizer.save(part / "text")
-  tokenizer = part / "text" / "tokenizer_config.json"
-  fields = json.loads(tokenizer.read_text()) | {"model_max_length": config.text.tokens}
-  _write_json(tokenizer, fields)
-  if config.image.stem == "imagenet":  # the only one transformers has
-    _resnet_config(model.image.tower).save_pretrained(part / "image")
-  _write_json(part / "image" / "preprocessor_config.json", _preprocessor(config.image))
+    if theirs := family.export(getattr(model, name).tower):
+      theirs.save_pretrained(part / name)
+  _write_processors(encoder, part / "text", part / "image")
+  if whole := _dual(config, model, variables):
+    (part / "dual").mkdir()
+    theirs, tensors = whole
+    save_file(tensors, part / "dual" / "model.safetensors", metadata)
+    theirs.save_pretrained(part / "dual")
+    _write_processors(encoder, part / "dual", part / "dual")
 
   save_file(_projections(variables["params"]), part / PROJECTIONS)
   for name, function in _functions(config, model, variables).items():
     (part / f"{name}.jax").write_bytes(function.serialize())
   (part / "config.json").write_text(config_lib.to_json(config))
-  (part / "README.md").write_text(_readme(config, encoder.step))
+  (part / "README.md").write_text(_readme(config, model, encoder.step))
   if out.exists():
     out.rmdir()
   part.rename(out)
+
+
+def _write_processors(encoder, text, image):
+  """Tokenizer and preprocessing, into these directories."""
+  encoder.tokenizer.save(text)
+  tokenizer = text / "tokenizer_config.json"
+  length = {"model_max_length": encoder.config.text.tokens}
+  _write_json(tokenizer, json.loads(tokenizer.read_text()) | length)
+  _write_json(image / "preprocessor_config.json", _preprocessor(encoder.config.image))
+
+
+def _dual(config, model, variables):
+  """transformers' config and tensors of a whole CLIP or SigLIP; None where it would be neither."""
+  import transformers
+
+  kinds = {"clip": transformers.CLIPConfig, "siglip": transformers.SiglipConfig}
+  kind = families.of(config, "text").name
+  params = variables["params"]
+  heads = {name: params[name]["projection"] for name in ("text", "image")}
+  if kind not in kinds or families.of(config, "image").name != kind:
+    return None
+  if any(set(head) != {"kernel"} for head in heads.values()):  # a trunk
+    return None
+  scale = np.array(math.log(config.scale), np.float32)
+  if kind == "clip":
+    tensors = {
+      "logit_scale": scale,
+      "text_projection.weight": np.ascontiguousarray(heads["text"]["kernel"].T),
+      "visual_projection.weight": np.ascontiguousarray(heads["image"]["kernel"].T),
+    }
+    more = {"projection_dim": config.embedding_dim}
+  else:  # its towers end in the common space
+    eye = np.eye(config.embedding_dim)
+    if not all(np.array_equal(head["kernel"], eye) for head in heads.values()):
+      return None
+    bias = np.array([config.get("logit_bias", 0.0)], np.float32)
+    tensors, more = {"logit_scale": scale[None], "logit_bias": bias}, {}
+  for name in ("text", "image"):
+    family = families.of(config, name)
+    more[family.part] = family.export(getattr(model, name).tower).to_dict()
+    found = family.to_tensors({"params": params[name]["tower"]})
+    tensors |= {family.prefix + key: value for key, value in found.items()}
+  return kinds[kind](
+    architectures=[kinds[kind].__name__.replace("Config", "Model")], **more
+  ), tensors
 
 
 def read(path):
@@ -69,13 +121,14 @@ def read(path):
   variables = jax.eval_shape(lambda: dual_encoder.init(config, model))
   for name in ("text", "image"):
     tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
-    tower = hugging_face.from_tensors(weight_files.read(path / name), tower, path / name)
+    tensors = weight_files.read(path / name)
+    tower = families.of(config, name).from_tensors(tensors, tower, path / name)
     for kind in tower:
       variables[kind][name]["tower"] = tower[kind]
     variables["params"][name]["projection"] = _read_projection(
       path / PROJECTIONS, name, variables["params"][name]["projection"]
     )
-  return config, model, variables, tokenization.load(path / "text", config.text.tokens)
+  return config, model, variables, tokenization.load(path / "text", config.text)
 
 
 def _projections(params):  # {"text": {"projection": …}, …} -> {tensor name: array}
@@ -101,49 +154,21 @@ def _read_projection(file, name, like):
 
 
 def _tensor_name(name, path):  # "text", ("trunk_in", "kernel") -> "text.trunk_in.weight"
-  return ".".join([name, *path[:-1], hugging_face.LEAVES[path[-1]]])
-
-
-def _bert_config(bert):
-  from transformers import BertConfig
-
-  return BertConfig(
-    architectures=["BertModel"],
-    vocab_size=bert.vocab_size,
-    num_hidden_layers=bert.layers,
-    hidden_size=bert.width,
-    num_attention_heads=bert.heads,
-    intermediate_size=bert.mlp,
-    max_position_embeddings=bert.positions,
-    type_vocab_size=bert.token_types,
-    hidden_dropout_prob=bert.dropout,
-    attention_probs_dropout_prob=bert.dropout,
-    layer_norm_eps=bert.norm_eps,
-  )
-
-
-def _resnet_config(resnet):
-  from transformers import ResNetConfig
-
-  return ResNetConfig(
-    architectures=["ResNetModel"],
-    depths=list(resnet.depths),
-    hidden_sizes=list(resnet.widths),
-    layer_type=resnet.block,
-    embedding_size=resnet.stem_width,
-    downsample_in_bottleneck=resnet.downsample_in_bottleneck,
-  )
+  return ".".join([name, *path[:-1], LEAVES[path[-1]]])
 
 
 def _preprocessor(image):
-  """Resizes and crops as our evaluation does, up to rounding in the interpolation."""
+  """What evaluation does; of a `crop` up to rounding in the interpolation."""
+  view = decoding.View.of(image)
+  square = {"height": view.size, "width": view.size}
+  squash = view.resize == "squash"
   return {
-    "image_processor_type": "CLIPImageProcessor",
+    "image_processor_type": "ViTImageProcessor" if squash else "CLIPImageProcessor",
     "do_resize": True,
-    "size": {"shortest_edge": image.size},
-    "resample": 2,  # bilinear
-    "do_center_crop": True,
-    "crop_size": {"height": image.size, "width": image.size},
+    "size": square if squash else {"shortest_edge": view.shortest or view.size},
+    "resample": int(Image.Resampling[(view.resample or "bilinear").upper()]),
+    "do_center_crop": not squash,
+    "crop_size": square,
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
@@ -168,16 +193,19 @@ def _functions(config, model, variables):
   return {"text": embedding("embed_text")(tokens), "image": embedding("embed_image")(pixels)}
 
 
-def _readme(config, at):
+def _readme(config, model, at):
   size = config.image.size
-  pooled = "[:, 0]" if config.text.pooling == "cls" else "mean over attention_mask"
   head = "x @ weight.T of projections.safetensors"
   if config.text.get("trunk", 0) or config.image.get("trunk", 0):
     head = "x + trunk_out(gelu(trunk_in(trunk_norm(x)))) (gelu by tanh, norm with 1e-6), " + head
-  if config.image.stem == "imagenet":
-    resnet = 'ResNetModel.from_pretrained("image")(pixel_values).pooler_output.flatten(1)'
-  else:
-    resnet = f"# (transformers' ResNetModel knows no {config.image.stem!r} stem: use image.jax)"
+  lines = {}
+  for name in ("text", "image"):
+    tower = getattr(model, name).tower
+    if theirs := families.of(config, name).export(tower):
+      pooled = getattr(tower, "pooling", "mean over positions")
+      lines[name] = f'transformers.{theirs.architectures[0]}.from_pretrained("{name}")  # {pooled}'
+    else:
+      lines[name] = "# (transformers' ResNetModel knows no 'patch' stem: use image.jax)"
   return f"""\
 # Image-text retrieval model
 
@@ -193,10 +221,9 @@ import jax  # jax alone: int32 [B, {config.text.tokens}] or uint8 [B, {size}, {s
 embed_text = jax.export.deserialize(open("text.jax", "rb").read()).call
 
 # PyTorch: tokenizer(captions, padding=True, truncation=True); then {head}, then unit norm
-from transformers import BertModel, ResNetModel
-bert = BertModel.from_pretrained("text", add_pooling_layer=False)
-bert(**tokens).last_hidden_state  # then {pooled}
-{resnet}
+import transformers
+{lines["text"]}
+{lines["image"]}
 ```
 """
 

@@ -1,40 +1,62 @@
-"""Pretrained towers: architecture, normalisation and weights from a directory or Hugging Face id.
+"""Pretrained towers: architecture, preprocessing and weights from a directory or Hugging Face id.
 
 The directory holds config.json (for BERT's original release bert_config.json; a torchvision .pth
 needs none), preprocessor_config.json beside image towers, and weights in any format that
-weight_files reads.
+weight_files reads. config.pretrained names a whole dual encoder (CLIP, SigLIP): both towers and
+what maps their features into the common space.
 """
 
 import json
-import re
+import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
-from xe_retrieval.towers import hugging_face, weight_files
+from xe_retrieval import config as config_lib
+from xe_retrieval.data import tokenization
+from xe_retrieval.towers import dual_encoder, families, weight_files
+from xe_retrieval.towers.families import resnet
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+RESAMPLE = {
+  0: "nearest",
+  1: "lanczos",
+  2: "bilinear",
+  3: "bicubic",
+  4: "box",
+  5: "hamming",
+}  # PIL's
+DUAL = ("clip", "siglip")  # model_type of config.json
 
 
 def configure(config):
   """A copy of config in which each pretrained tower's architecture is that of its checkpoint."""
   config = ConfigDict(config).copy_and_resolve_references()
   with config.unlocked():
+    if config.get("pretrained", ""):
+      config.text.pretrained = config.image.pretrained = config.pretrained
+      config.update(_dual_fields(weight_files.locate(config.pretrained), config.scale))
     if config.text.pretrained:
-      config.text.update(bert_fields(weight_files.locate(config.text.pretrained)))
+      config.text.update(text_fields(weight_files.locate(config.text.pretrained)))
     if config.image.pretrained:
-      config.image.update(_resnet_fields(weight_files.locate(config.image.pretrained)))
-  if config.text.pretrained and config.text.tokens > config.text.positions:
-    raise ValueError(
-      f"config.text.tokens={config.text.tokens}, but {config.text.pretrained} knows "
-      f"{config.text.positions} positions"
-    )
+      config.image.update(image_fields(weight_files.locate(config.image.pretrained)))
+  if config.text.pretrained:
+    tokens = families.of(config, "text").tower(config.text, 0, jnp.float32, False).embeddings
+    if config.text.tokens > tokens.room:
+      raise ValueError(
+        f"config.text.tokens={config.text.tokens}, but {config.text.pretrained} knows "
+        f"{tokens.room} positions"
+      )
   return config
 
 
 def load(config, variables):
   """Variables of the dual encoder with the weights of each pretrained tower put in.
 
-  Of `variables` only shapes, dtypes and shardings of the towers matter; projections stay as given.
+  Of `variables` only shapes, dtypes and shardings of the towers matter; projections stay as given,
+  except with config.pretrained.
   """
   variables = {collection: dict(encoders) for collection, encoders in variables.items()}
   for encoder in ("text", "image"):
@@ -44,87 +66,135 @@ def load(config, variables):
     collections = [name for name in ("params", "batch_stats") if encoder in variables.get(name, {})]
     tower = {name: variables[name][encoder]["tower"] for name in collections}
     tensors = weight_files.read(weight_files.locate(source))
-    tower = hugging_face.from_tensors(tensors, tower, source)
+    tower = families.of(config, encoder).from_tensors(tensors, tower, source)
     for name in collections:
       variables[name][encoder] = {**variables[name][encoder], "tower": tower[name]}
+    if config.get("pretrained", ""):
+      projection = variables["params"][encoder]["projection"]
+      kernel = _projection(encoder, tensors, projection["kernel"], source)
+      variables["params"][encoder]["projection"] = {**projection, "kernel": kernel}
   return variables
 
 
-def bert_fields(path):
-  from transformers import BertConfig
+def stock_config(source, dataset="", data_dir=""):
+  """The config of a Hugging Face CLIP or SigLIP as it is: trained for no steps, all frozen."""
+  encoder = {"pretrained": "", "freeze": "all", "dropout": 0.0, "feature_dropout": 0.0}
+  config = ConfigDict(
+    {
+      "pretrained": str(source),
+      "steps": 0,
+      "seed": 0,
+      "loss": "none",
+      "scale": 0.0,
+      "dtype": "float32",
+      "remat": False,
+      "embedding_dim": 0,
+      "calibration_split": "validation",
+      "data": {"name": dataset, "dir": data_dir, "augment": "none"},
+      "text": {**encoder, "pooling": "", "tokens": 0},
+      "image": {**encoder, "size": 0, "mean": (), "std": ()},
+    }
+  )
+  config = configure(config)
+  if not config.image.size:
+    raise ValueError(f"{source} holds no preprocessor_config.json, which says how to see images")
+  config.text.tokens = config.text.positions
+  return config
 
+
+def stock(config):
+  """`stock_config` -> model, variables, tokenizer."""
+  model = dual_encoder.from_config(config)
+  variables = load(config, jax.eval_shape(lambda: dual_encoder.init(config, model)))
+  return model, variables, tokenization.load(weight_files.locate(config.pretrained), config.text)
+
+
+def is_dual(path) -> bool:
+  """Whether a directory is a Hugging Face CLIP or SigLIP."""
+  file = path / "config.json"
+  return file.exists() and _read_json(file).get("model_type") in DUAL
+
+
+def text_fields(path):
+  """The fields of config.text for a checkpoint."""
   file = path / "config.json"
   if not file.exists() and (path / "bert_config.json").exists():
     file = path / "bert_config.json"
-  bert = _read_config(file, BertConfig)
-  _require(file, "hidden_act", bert.hidden_act, "gelu")
-  _require(file, "pad_token_id", bert.pad_token_id, 0)
-  _require(
-    file,
-    "position_embedding_type",
-    getattr(bert, "position_embedding_type", "absolute"),
-    "absolute",
-  )
-  return {
-    "vocab_size": bert.vocab_size,
-    "layers": bert.num_hidden_layers,
-    "width": bert.hidden_size,
-    "heads": bert.num_attention_heads,
-    "mlp": bert.intermediate_size,
-    "positions": bert.max_position_embeddings,
-    "token_types": bert.type_vocab_size,
-    "norm_eps": bert.layer_norm_eps,
-  }
+  return _fields("text", file)
 
 
-def _resnet_fields(path):
-  from transformers import ResNetConfig
-
+def image_fields(path):
+  """The fields of config.image for a checkpoint."""
   file = path / "config.json"
   torchvision = path if path.is_file() else next(path.glob("*.pth"), None)
   if torchvision and not file.exists():
-    return {**_torchvision_fields(weight_files.read(path), torchvision), **IMAGENET}
-  resnet = _read_config(file, ResNetConfig)
-  _require(file, "hidden_act", resnet.hidden_act, "relu")
-  _require(file, "num_channels", resnet.num_channels, 3)
-  _require(file, "downsample_in_first_stage", resnet.downsample_in_first_stage, False)
-  return {
-    "depths": tuple(resnet.depths),
-    "widths": tuple(resnet.hidden_sizes),
-    "block": resnet.layer_type,
-    "stem": "imagenet",
-    "stem_width": resnet.embedding_size,
-    "downsample_in_bottleneck": resnet.downsample_in_bottleneck,
-    **_normalisation(path / "preprocessor_config.json"),
-  }
+    found = resnet.torchvision_fields(weight_files.read(path), torchvision)
+    return {"family": "resnet", **found, **IMAGENET}
+  found = _fields("image", file)
+  preprocessor = path / "preprocessor_config.json"
+  if not preprocessor.exists():
+    preprocessor = path / "processor_config.json"  # by transformers 5, for text and images
+    theirs = _read_json(preprocessor).get("image_processor", {}) if preprocessor.exists() else {}
+  else:
+    theirs = _read_json(preprocessor)
+  if not theirs:
+    return found
+  found |= _normalisation(theirs)
+  # ResNets stay with the crop that they have always had here.
+  return found if found["family"] == "resnet" else found | _resizing(theirs, preprocessor)
 
 
-def _torchvision_fields(tensors, path):
-  """The architecture, from names and shapes alone; torchvision's ResNets are always v1.5."""
-  blocks = [
-    re.match(r"encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d+)\.conv", n) for n in tensors
-  ]
-  blocks = {tuple(map(int, match.groups())) for match in blocks if match}
-  if not blocks or "embedder.embedder.convolution.weight" not in tensors:
-    raise ValueError(f"{path} is not a torchvision ResNet, and there is no config.json beside it")
-  stages = range(1 + max(stage for stage, _, _ in blocks))
-  last = max(conv for _, _, conv in blocks)
-  name = "encoder.stages.{}.layers.0.layer.{}.convolution.weight"
-  return {
-    "depths": tuple(1 + max(i for stage, i, _ in blocks if stage == s) for s in stages),
-    "widths": tuple(tensors[name.format(stage, last)].shape[0] for stage in stages),
-    "block": "bottleneck" if last == 2 else "basic",
-    "stem": "imagenet",
-    "stem_width": tensors["embedder.embedder.convolution.weight"].shape[0],
-    "downsample_in_bottleneck": False,
-  }
+def _fields(encoder, file):
+  import transformers
 
-
-def _normalisation(file):
-  """Mean and standard deviation for pixels in 0..1; {} without the file, to keep the config's."""
   if not file.exists():
-    return {}
-  fields = _read_json(file)
+    raise ValueError(f"{file.parent} holds no {file.name}: it is not a pretrained {encoder} tower")
+  theirs = _read_json(file)
+  model_type = theirs.get("model_type", families.DEFAULT[encoder])
+  family = families.for_model_type(encoder, model_type, file)
+  theirs = transformers.AutoConfig.for_model(model_type, **_without(theirs, "model_type"))
+  if family.part and hasattr(theirs, family.part):
+    theirs = getattr(theirs, family.part)
+  return {"family": family.name, **family.fields(theirs, file)}
+
+
+def _dual_fields(path, scale):
+  """Fields of the config beside both towers': the common space and the loss's scalars.
+
+  A scale of 0 stands for the model's own.
+  """
+  file = path / "config.json"
+  theirs = _read_json(file)
+  if theirs.get("model_type") not in DUAL:
+    raise ValueError(
+      f"{file}: model_type is {theirs.get('model_type')!r}; config.pretrained can be "
+      f"{' or '.join(DUAL)}, other towers are config.text.pretrained and config.image.pretrained"
+    )
+  tensors = weight_files.read(path)
+  own = min(math.exp(tensors["logit_scale"].item()), config_lib.MAX_SCALE)
+  common = "text_projection.weight" if "text_projection.weight" in tensors else _HEAD
+  found = {"scale": scale or own, "embedding_dim": len(tensors[common])}
+  bias = tensors.get("logit_bias")
+  return found if bias is None else found | {"logit_bias": float(bias.item())}
+
+
+_HEAD = "text_model.head.bias"  # SigLIP has no other projection
+
+
+def _projection(encoder, tensors, like, source):
+  """CLIP's projection; the identity for SigLIP, whose towers end in the common space."""
+  name = {"text": "text_projection.weight", "image": "visual_projection.weight"}[encoder]
+  value = tensors[name].T if name in tensors else np.eye(like.shape[0])
+  if value.shape != like.shape:
+    raise ValueError(
+      f"{source}: {name} maps {value.shape[0]} features to {value.shape[1]}, expected "
+      f"{like.shape[0]} and {like.shape[1]}"
+    )
+  return jnp.asarray(value, like.dtype)
+
+
+def _normalisation(fields):
+  """Mean and standard deviation for pixels in 0..1."""
   # Theirs: (pixel * factor - mean) / std with pixel in 0..255.
   factor = 255 * (fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1)
   normalise = fields.get("do_normalize", True)
@@ -133,14 +203,28 @@ def _normalisation(file):
   return {"mean": tuple(m / factor for m in mean), "std": tuple(s / factor for s in std)}
 
 
-def _read_config(file, kind):
-  if not file.exists():
-    raise ValueError(
-      f"{file.parent} holds no {file.name}: it is not a pretrained {kind.model_type}"
-    )
-  fields = _read_json(file)
-  _require(file, "model_type", fields.get("model_type", kind.model_type), kind.model_type)
-  return kind.from_dict(fields)
+def _resizing(fields, file):
+  """image.size, and how photos become squares of it: see decoding.View."""
+  size, crop = fields.get("size", 224), fields.get("crop_size", 224)
+  size = {"shortest_edge": size} if isinstance(size, int) and _crops(fields) else size
+  size = size if isinstance(size, dict) else {"height": size, "width": size}
+  crop = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
+  found = {"resample": RESAMPLE[fields.get("resample", 3 if "shortest_edge" in size else 2)]}
+  if "shortest_edge" in size:
+    found |= {"resize": "shortest", "shortest": size["shortest_edge"], "size": crop["height"]}
+    square = _crops(fields) and crop["height"] == crop["width"]
+  else:
+    found |= {"resize": "squash", "size": size["height"]}
+    square = size["height"] == size["width"] and not _crops(fields)
+  if not fields.get("do_resize", True) or not square:
+    raise ValueError(f"{file}: only square images are supported, resized and perhaps cropped")
+  return found
+
+
+def _crops(fields):
+  default = fields.get("image_processor_type", "").startswith(("CLIP", "Bit"))
+  default |= fields.get("feature_extractor_type", "").startswith("CLIP")
+  return fields.get("do_center_crop", default)
 
 
 def _read_json(file):
@@ -150,6 +234,5 @@ def _read_json(file):
     raise ValueError(f"{file} is not readable as JSON ({error}): fetch it again") from error
 
 
-def _require(file, field, value, expected):
-  if value != expected:
-    raise ValueError(f"{file}: {field} is {value!r}; this tower can only be {expected!r}")
+def _without(fields, *names):
+  return {key: value for key, value in fields.items() if key not in names}

@@ -55,6 +55,9 @@ class ResNet(nn.Module):
       f"stage_{stage}_block_{i}" for stage, depth in enumerate(self.depths) for i in range(depth)
     ]
 
+  def feature_width(self):
+    return self.widths[-1]
+
 
 class Stem(nn.Module):
   width: int

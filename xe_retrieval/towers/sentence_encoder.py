@@ -1,4 +1,4 @@
-"""A pretrained sentence encoder (BERT with mean pooling, e.g. MiniLM) by itself."""
+"""A pretrained sentence encoder (any text tower, mean pooling: MiniLM, MPNet, …) by itself."""
 
 import hashlib
 import sys
@@ -6,12 +6,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from xe_retrieval.data import lock, tokenization
-from xe_retrieval.towers import hugging_face, pretrained, weight_files
-from xe_retrieval.towers.bert import Bert
-from xe_retrieval.towers.dual_encoder import TextEncoder
+from xe_retrieval.towers import families, pretrained, weight_files
 
 BATCH = 128
 TOKENS = 64  # longer captions are cut
@@ -23,25 +22,24 @@ def load(path: str, cache=None):
   With a directory `cache`, what it gives for a list of strings is kept there and read again.
   """
   directory = weight_files.locate(path)
-  fields = pretrained.bert_fields(directory)
-  model = TextEncoder(Bert(**fields), embedding_dim=1, pooling="mean")
-  tokens = jnp.zeros((1, 8), jnp.int32)
-  like = jax.eval_shape(lambda: model.init(jax.random.PRNGKey(0), tokens))
-  tower = {"params": like["params"]["tower"]}
-  tower = hugging_face.from_tensors(weight_files.read(directory), tower, path)
-  variables = {"params": {"tower": tower["params"]}}
-  tokenizer = tokenization.load(path, TOKENS)
-  features = jax.jit(lambda v, x: model.apply(v, x, method="features"))
+  text = ConfigDict({"tokens": TOKENS, "pooling": "mean", "dropout": 0.0})
+  text.update(pretrained.text_fields(directory))
+  family = families.FAMILIES["text"][text.family]
+  model = family.tower(text, 0, jnp.float32, False)
+  like = jax.eval_shape(lambda: model.init(jax.random.PRNGKey(0), jnp.zeros((1, 8), jnp.int32)))
+  variables = family.from_tensors(weight_files.read(directory), like, path)
+  tokenizer = tokenization.load(path, text)
+  features = jax.jit(model.apply)
 
   def embed(captions):
     ids = tokenizer(list(captions))
-    lengths = np.count_nonzero(ids, axis=1)
+    lengths = tokenizer.lengths(ids)
     order = np.argsort(lengths, kind="stable")  # short captions together: little padding
-    out = np.zeros((len(ids), fields["width"]), np.float32)
+    out = np.zeros((len(ids), model.feature_width()), np.float32)
     starts = range(0, len(ids), BATCH)
     for start in tqdm(starts, "sentences", file=sys.stdout, delay=2, leave=False):
       rows = order[start : start + BATCH]
-      longest = min(-(-lengths[rows].max() // 8) * 8, TOKENS)
+      longest = min(-(-lengths[rows].max() // 8) * 8, text.tokens)
       batch = np.pad(ids[rows, :longest], ((0, BATCH - len(rows)), (0, 0)))
       out[rows] = np.asarray(features(variables, batch))[: len(rows)]
     return out / np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-12)

@@ -1,13 +1,13 @@
-"""Checkpoint files of every supported format -> {Hugging Face tensor name: numpy array}."""
+"""Checkpoint files of every supported format -> {tensor name: numpy array}."""
 
 import json
 import pathlib
 import re
 
-import numpy as np
 import safetensors
 
-SMALL_FILES = ["config.json", "preprocessor_config.json", "vocab.txt", "*token*.json"]
+SMALL_FILES = ["config.json", "*processor_config.json", "vocab.*", "merges.txt", "*token*.json"]
+SMALL_FILES += ["spiece.model", "sentencepiece.bpe.model"]
 
 
 def locate(name):
@@ -32,15 +32,15 @@ def locate(name):
 
 
 def read(path):
-  """All tensors under a path (directory, or one .pth file), under their Hugging Face names."""
+  """{name: array} of all tensors under a path (a directory, or one .pth file)."""
   if path.is_file():
-    return _canonical(_read_torch(path))
+    return _read_torch(path)
   for pattern, reader in READERS.items():
     found = sorted(path.glob(pattern))
     if len(found) > 1:
       raise ValueError(f"{path} holds several checkpoints ({_names(found)}): keep one")
     if found:
-      return _canonical(reader(found[0]))
+      return reader(found[0])
   raise ValueError(f"{path} holds no weights: expected one of {', '.join(READERS)}")
 
 
@@ -119,29 +119,6 @@ READERS = {
   "*.pth": _read_torch,
   "*.ckpt.index": _read_google,
 }
-
-
-def _canonical(tensors):
-  return {_canonical_name(name): np.asarray(value) for name, value in tensors.items()}
-
-
-def _canonical_name(name):
-  """The Hugging Face name of a tensor with a name of torchvision or of BERT's authors."""
-  name = re.sub(r"^(bert|resnet)\.", "", name)  # prefix of models saved with a head
-  name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-    "LayerNorm.beta", "LayerNorm.bias"
-  )
-  kinds = {"conv": "convolution", "bn": "normalization", "0": "convolution", "1": "normalization"}
-  if match := re.fullmatch(r"(conv|bn)1\.(\w+)", name):
-    kind, leaf = match.groups()
-    return f"embedder.embedder.{kinds[kind]}.{leaf}"
-  if match := re.fullmatch(r"layer(\d)\.(\d+)\.(conv|bn)(\d)\.(\w+)", name):
-    stage, block, kind, i, leaf = match.groups()
-    return f"encoder.stages.{int(stage) - 1}.layers.{block}.layer.{int(i) - 1}.{kinds[kind]}.{leaf}"
-  if match := re.fullmatch(r"layer(\d)\.(\d+)\.downsample\.(\d)\.(\w+)", name):
-    stage, block, kind, leaf = match.groups()
-    return f"encoder.stages.{int(stage) - 1}.layers.{block}.shortcut.{kinds[kind]}.{leaf}"
-  return name
 
 
 def _names(items):

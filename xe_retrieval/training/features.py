@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from xe_retrieval.data import decoding, lock, paths, pipeline
-from xe_retrieval.towers import dual_encoder
+from xe_retrieval.towers import dual_encoder, families
 from xe_retrieval.training import processes
 
 BATCH = 64
@@ -141,11 +141,13 @@ def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=
   done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
   if tower == "text":
     captions = _captions(source)
-    inputs, count, width = _by_length(tokenizer(captions), done), len(captions), config.text.width
+    ids = tokenizer(captions)
+    inputs, count = _by_length(ids, tokenizer.lengths(ids), done), len(captions)
   else:
-    images = pipeline.image_batches(source, config.image.size, BATCH, done)
+    images = pipeline.image_batches(source, decoding.View.of(config.image), BATCH, done)
     inputs = _numbered((batch[:, :, ::-1] if mirrored else batch for batch in images), done)
-    count, width = len(source), config.image.widths[-1]
+    count = len(source)
+  width = dual_encoder.feature_widths(config)[tower]
   table = np.lib.format.open_memmap(part, "r+" if done else "w+", np.float32, (count, width))
   with tqdm(
     total=count,
@@ -174,9 +176,8 @@ def _numbered(batches, start):
     done += len(batch)
 
 
-def _by_length(tokens, start):  # int32 [n, T]
+def _by_length(tokens, lengths, start):  # int32 [n, T], int [n]
   """Yields (row numbers, tokens [≤ BATCH, t]), sorted by length to minimise padding."""
-  lengths = np.count_nonzero(tokens, axis=1)
   order = np.argsort(lengths, kind="stable")
   for first in range(start * BATCH, len(tokens), BATCH):
     rows = order[first : first + BATCH]
@@ -188,16 +189,9 @@ def _captions(source):
   return [caption for captions in source.captions() for caption in captions]
 
 
-# Fields of a tower that its features do not depend on: the path of the weights (they are hashed
-# themselves), the head, and the optimiser.
-_IRRELEVANT = ("pretrained", "freeze", "dropout", "batch_norm", "feature_dropout", "trunk")
-_IRRELEVANT += ("learning_rate", "end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
-
-
 def _key(config, variables, tokenizer, fingerprint, tower):
   digest = hashlib.sha256()
-  settings = {k: v for k, v in config[tower].to_dict().items() if k not in _IRRELEVANT}
-  settings["dtype"] = config.dtype
+  settings = families.settings(config, tower) | {"dtype": config.dtype}
   digest.update(json.dumps([settings, fingerprint], sort_keys=True).encode())
   digest.update(tokenizer.fingerprint().encode() if tower == "text" else bytes([decoding.DECODER]))
   for collection in ("params", "batch_stats"):

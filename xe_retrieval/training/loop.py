@@ -95,11 +95,14 @@ def prepare(config, mesh):
     source = pipeline.Source(config.data.name, config.data.dir, "train")
     validation = pipeline.Source(config.data.name, config.data.dir, "validation")
   if config.text.pretrained:
-    tokenizer = tokenization.load(config.text.pretrained, config.text.tokens)
+    tokenizer = tokenization.load(config.text.pretrained, config.text)
   else:
     captions = [caption for captions in source.captions() for caption in captions]
     tokenizer = tokenization.train(captions, config.text.vocab_size, config.text.tokens)
     config.text.vocab_size = tokenizer.vocab_size
+    if config.text.get("family") == "clip":  # which pools the end of the text
+      with config.unlocked():
+        config.text.eos = tokenizer.end
   return config, source, validation, tokenizer
 
 

@@ -41,7 +41,7 @@ def parameters(config) -> dict:
   if config.scale_learned:
     learned["log_scale"] = jnp.float32(math.log(config.scale))
   if config.bias_learned:
-    learned["bias"] = jnp.float32(-math.log(config.batch_size))
+    learned["bias"] = jnp.float32(config.get("logit_bias", -math.log(config.batch_size)))
   return {"loss": learned} if learned else {}
 
 

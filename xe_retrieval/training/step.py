@@ -78,14 +78,14 @@ def build(config, mesh) -> Build:
 def batch(config, rows=None) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes of one global batch, with features in place of a cached tower's input."""
   n, text, image = config.batch_size, config.text, config.image
-  cached = features.cacheable(config)
+  cached, widths = features.cacheable(config), dual_encoder.feature_widths(config)
   shapes = {"text_id": ((n,), jnp.int32), "image_id": ((n,), jnp.int32)}
   if "text" in cached:
-    shapes["text_features"] = (n, text.width), jnp.float32
+    shapes["text_features"] = (n, widths["text"]), jnp.float32
   else:
     shapes["tokens"] = (n, text.tokens), jnp.int32
   if "image" in cached:
-    shapes["image_features"] = (n, image.widths[-1]), jnp.float32
+    shapes["image_features"] = (n, widths["image"]), jnp.float32
   else:
     shapes["image"] = (n, image.size, image.size, 3), jnp.uint8
   return {name: jax.ShapeDtypeStruct(*x, sharding=rows) for name, x in shapes.items()}
