@@ -17,11 +17,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from tqdm import tqdm
 
 from xe_retrieval import config as config_lib
-from xe_retrieval.data import decoding, mesh, pipeline, tokenization
+from xe_retrieval.data import decoding, mesh, paths, pipeline, tokenization
 from xe_retrieval.towers import bank as banks
 from xe_retrieval.towers import dual_encoder, export_format
 from xe_retrieval.training import checkpoint_reader
@@ -31,7 +30,7 @@ BATCH = 256
 
 def load(path, which: str = "best") -> "Model":
   """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
-  path = epath.Path(path).expanduser()
+  path = paths.absolute(path)
   encoder = read_exported(path) if export_format.is_exported(path) else restore(path, which)
   model = Model(encoder)
   if model.scoring.correction:
@@ -41,7 +40,7 @@ def load(path, which: str = "best") -> "Model":
 
 def restore(workdir, which: str = "best") -> "Encoder":
   """The encoder of a workdir at its best (on validation) or latest checkpoint."""
-  workdir = epath.Path(workdir)
+  workdir = paths.absolute(workdir)
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = config_lib.from_json((workdir / "config.json").read_text())

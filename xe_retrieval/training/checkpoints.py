@@ -72,7 +72,7 @@ class Checkpoints:
       return
     try:
       self._save(step, _items(state), metrics, config)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a bucket's client has types of its own
       self._failed(error)
 
   def resume(self, like: TrainState) -> TrainState | None:
@@ -180,7 +180,7 @@ class Checkpoints:
       if saving:
         saving.result()
       self._manager.wait_until_finished()
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a bucket's client has types of its own
       self._failed(error)
 
   def _failed(self, error):
