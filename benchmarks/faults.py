@@ -78,7 +78,8 @@ def main():
   until = began + 60 * args.minutes
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
-    jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
+    if not jax.config.jax_compilation_cache_dir:
+      jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     status = _run_and_kill(root / "reference", _config(root, every=1, keep=STEPS))
@@ -86,9 +87,7 @@ def main():
       sys.exit(f"the run that was not to be stopped: {status}\n{_log(root / 'reference')}")
     reference = _found(root / "reference")
     print(f"reference run of {STEPS} steps: {time.time() - began:.0f} s", flush=True)
-    share = [
-      args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
-    ]
+    share = [len(range(i, args.kills, args.at_once)) for i in range(args.at_once)]
     workers = [
       _fork(
         lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i, until, reference)
@@ -108,17 +107,14 @@ def _worker(root, kills, seed, until, reference):
   root.mkdir()
   draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
   kinds = KINDS if PROCESSES == 1 else KINDS_OF_SEVERAL
-  out = {
-    "killed": dict.fromkeys(kinds, 0),
-    "runs": 0,
-    **{field: [] for field in WRONG.values()},
-  }
+  out = {"killed": dict.fromkeys(kinds, 0), "runs": 0} | {field: [] for field in WRONG.values()}
   more = lambda: sum(out["killed"].values()) < kills and time.time() < until  # noqa: E731
   while more():
     workdir = root / f"run_{out['runs']}"
     done = False
     while not done:  # the last life is not killed
-      kind = draw.choices(list(kinds), list(kinds.values()))[0] if more() else None
+      new = [kind for kind, count in out["killed"].items() if not count][:1]  # each once, then any
+      kind = (new or draw.choices(list(kinds), list(kinds.values())))[0] if more() else None
       status = _run_and_kill(workdir, config, kind, draw)
       found = _found(workdir)
       wrong = {f"{workdir.name}/{n}" for n in found if found[n] != reference[n]}
@@ -149,7 +145,7 @@ def _run_and_kill(workdir, config, kind=None, draw=None):
   number = getattr(signal, kind.split()[0]) if kind else None
   victims = [draw.choice(running)] if kind and "of one" in kind else running[:]
   wait = draw.uniform(0, 8 if "start" in kind else 0.04) if kind else 0
-  steps, began = draw.randint(1, 8) if kind else 0, time.time()
+  steps, began = draw.randint(1, STEPS // 4) if kind else 0, time.time()
   killed, codes = None, []
   while running:
     for pid in running[:]:

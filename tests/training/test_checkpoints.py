@@ -11,7 +11,7 @@ import pytest
 from xe_retrieval import main
 from xe_retrieval import model as models
 from xe_retrieval.data import mesh
-from xe_retrieval.training import checkpoints
+from xe_retrieval.training import checkpoint_reader, checkpoints
 from xe_retrieval.training.checkpoints import Checkpoints
 
 ONE = jax.devices()[:1]
@@ -166,12 +166,12 @@ def test_a_workdir_that_cannot_be_written(config):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
 def test_a_checksum_depends_on_every_bit_but_not_on_the_sharding(dtype):
   x = np.random.default_rng(0).standard_normal((8, 24, 3)).astype(jax.numpy.dtype(dtype))
-  whole = checkpoints._checksum(x)
+  whole = checkpoint_reader._checksum(x)
   four = mesh.make(jax.devices()[:4])
   for spec in ((), ("data",), (None, "data")):
     sharding = jax.sharding.NamedSharding(four, jax.sharding.PartitionSpec(*spec))
-    assert checkpoints._checksum(jax.device_put(x, sharding)) == whole
+    assert checkpoint_reader._checksum(jax.device_put(x, sharding)) == whole
   for byte in range(0, x.nbytes, 7):
     x.view(np.uint8).reshape(-1)[byte] ^= 1
-    assert checkpoints._checksum(x) != whole
+    assert checkpoint_reader._checksum(x) != whole
     x.view(np.uint8).reshape(-1)[byte] ^= 1

@@ -50,3 +50,12 @@ def write(path, content: str | bytes) -> None:
   part = path.with_name(f"{path.name}.part")
   part.write_bytes(content)
   part.replace(path)
+
+
+def move(source, target) -> None:
+  """Renames a directory, with the one above it made; in a bucket, object by object."""
+  if is_remote(source):
+    fsspec.filesystem(SCHEME).mv(str(source), str(target), recursive=True)
+    return
+  target.parent.mkdir(exist_ok=True)
+  source.rename(target)

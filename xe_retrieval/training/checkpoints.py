@@ -13,12 +13,11 @@ from concurrent import futures
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from xe_retrieval.data import paths
 from xe_retrieval.training import checkpoint_reader, processes
-from xe_retrieval.training.checkpoint_reader import METRIC, quality
+from xe_retrieval.training.checkpoint_reader import METRIC, Damaged, quality
 from xe_retrieval.training.step import TrainState
 
 
@@ -118,7 +117,7 @@ class Checkpoints:
     if "damaged" in failures:
       raise Damaged(failures["damaged"]) from error
     parts = {**restored["model"], **restored["training"]}
-    _verify(parts, restored["run"]["checksums"])
+    checkpoint_reader.verify(parts, restored["run"]["checksums"])
     if learning := parts.pop("learning", None):  # then `model` holds the moving averages
       parts |= learning | {"ema": {name: parts[name] for name in learning}}
     return TrainState(**parts)
@@ -164,7 +163,7 @@ class Checkpoints:
       "position": step,  # number of the next batch, from 0
       "best": None if best is None else {"step": best, METRIC: measured[best]},
       "config": config,
-      "checksums": _checksums(model | training),
+      "checksums": checkpoint_reader.checksums(model | training),
     }
     items = ocp.args.Composite(
       model=ocp.args.StandardSave(model),
@@ -204,27 +203,22 @@ class Checkpoints:
     target = self._workdir / "damaged" / str(step)
     with processes.primary_first(f"damaged {step}"):
       if processes.is_primary():
-        target.parent.mkdir(exist_ok=True)
         if target.exists():
           target.rmtree()
-        (self._workdir / "checkpoints" / str(step)).rename(target)
+        paths.move(self._workdir / "checkpoints" / str(step), target)
       self._manager.reload()
     return target
 
   def _check_shapes(self, step, like):
     """Before restoring: a mismatch means that the config changed, not that files are damaged."""
     metadata = self._manager.item_metadata(step)
-    saved = _flat({**metadata["model"].tree, **metadata["training"].tree})
-    wanted = _flat(like)
+    saved = checkpoint_reader.flat({**metadata["model"].tree, **metadata["training"].tree})
+    wanted = checkpoint_reader.flat(like)
     for name in sorted(saved.keys() | wanted.keys()):
       a, b = (tuple(tree[name].shape) if name in tree else None for tree in (saved, wanted))
       if a != b:
         a, b = ("absent" if x is None else list(x) for x in (a, b))
         raise checkpoint_reader.Misfit(f"does not fit the config: {name} is {a} there and {b} here")
-
-
-class Damaged(Exception):
-  """A checksum does not match: ours, or one of TensorStore."""
 
 
 def _items(state):
@@ -241,50 +235,3 @@ def _host_copy(tree):
   for x in jax.tree.leaves(tree):
     x.copy_to_host_async()
   return jax.tree.map(np.array, tree)
-
-
-def _checksums(tree):
-  """{name: uint32}; sensitive to every bit of an array, independent of its sharding.
-
-  On the host, so that the first save, perhaps under preemption, does not have to compile.
-  """
-  arrays = _flat(tree)
-  sums = np.array([_checksum(x) for x in arrays.values()], np.uint32)  # of local shards
-  if jax.process_count() > 1:
-    sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
-  return dict(zip(arrays, sums.tolist(), strict=True))
-
-
-def _checksum(x):
-  if isinstance(x, np.ndarray):
-    return _weighted(x, x.shape, [slice(None)] * x.ndim)
-  shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
-  return sum(_weighted(np.asarray(s.data), x.shape, s.index) for s in shards) % 2**32
-
-
-def _weighted(part, shape, index) -> int:
-  """Sum of the elements' bits, each weighted by an odd number unique to its global position."""
-  place = np.zeros([], np.uint32)
-  for whole, here, size in zip(shape, index, part.shape, strict=True):
-    start = here.start or 0
-    place = place[..., None] * np.uint32(whole) + np.arange(start, start + size, dtype=np.uint32)
-  place *= 2
-  place += 1
-  place *= part.view(f"uint{8 * part.dtype.itemsize}")
-  return int(place.sum(dtype=np.uint32))
-
-
-def _verify(tree, expected):
-  for name, value in _checksums(tree).items():
-    if expected.get(name) != value:
-      raise Damaged(f"the checksum of {name} does not match")
-
-
-def _flat(tree):
-  """{"params.text.tower…": leaf}, the same names for optax's named tuples and Orbax's dicts."""
-
-  def name(key):
-    return str(next(getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a)))
-
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {".".join(map(name, path)): leaf for path, leaf in leaves}
