@@ -2,8 +2,8 @@
 
   python -m benchmarks.processes [--steps=60] [--data=shapes/640]
 
-launch/local_processes.sh starts two processes with one CPU device each. The other run is one process
-with two devices, so that both add the gradients of the same two halves of a batch.
+launch/local_processes.sh starts two processes with one CPU device each. The other run is one
+process with two devices, so that both add the gradients of the same two halves of a batch.
 """
 
 import argparse
