@@ -16,6 +16,7 @@ import tempfile
 
 import jax
 import numpy as np
+from absl import logging
 
 from benchmarks import faults
 from xe_retrieval import config as config_lib
@@ -33,6 +34,7 @@ def main():
   parser.add_argument("--changes", type=int, default=2000)
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
+  logging.set_verbosity(logging.ERROR)
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
     state, like = _written(root / "run")
