@@ -43,9 +43,10 @@ def main():
       counts[change, outcome.partition(":")[0]] += 1
       if not right(outcome):
         wrong.append(f"{file}, {change}: {outcome}")
+        print(wrong[-1], flush=True)
   for (change, outcome), count in sorted(counts.items()):
     print(f"{count:6,}  {change}: {outcome}")
-  print(f"{len(wrong)} wrong" + "".join(f"\n  {line}" for line in wrong))
+  print(f"{len(wrong)} wrong")
   sys.exit(bool(wrong))
 
 
