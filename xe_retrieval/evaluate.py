@@ -71,7 +71,7 @@ def evaluate(
     found = {name: rated.agreement(j, pairs) for name, j in ratings.items()}
     result.metrics["judgements"] = found
 
-  out = paths.absolute(out or default_out(workdir, split, dataset and name))
+  out = paths.given(out or default_out(workdir, split, dataset and name))
   out.mkdir(parents=True, exist_ok=True)
   paths.write(out / "metrics.json", json.dumps(result.metrics, indent=2, allow_nan=False) + "\n")
   curves = io.BytesIO()
@@ -88,7 +88,7 @@ def evaluate(
 def default_out(workdir, split, dataset=""):
   """One directory per data set and split under the workdir."""
   name = f"{dataset.replace('/', '_')}_{split}" if dataset else split
-  return paths.absolute(workdir) / "evaluation" / name
+  return paths.given(workdir) / "evaluation" / name
 
 
 def main(argv):

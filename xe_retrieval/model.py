@@ -30,7 +30,7 @@ BATCH = 256
 
 def load(path, which: str = "best") -> "Model":
   """The model of a workdir (its best or latest checkpoint) or of an exported directory."""
-  path = paths.absolute(path)
+  path = paths.given(path)
   encoder = read_exported(path) if export_format.is_exported(path) else restore(path, which)
   model = Model(encoder)
   if model.scoring.correction:
@@ -40,7 +40,7 @@ def load(path, which: str = "best") -> "Model":
 
 def restore(workdir, which: str = "best") -> "Encoder":
   """The encoder of a workdir at its best (on validation) or latest checkpoint."""
-  workdir = paths.absolute(workdir)
+  workdir = paths.given(workdir)
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = config_lib.from_json((workdir / "config.json").read_text())

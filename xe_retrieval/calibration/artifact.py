@@ -114,7 +114,7 @@ class Calibration:
 
   def write(self, directory) -> None:
     """calibration.json and bank.npz, each whole or not at all."""
-    directory = paths.absolute(directory)
+    directory = paths.given(directory)
     if self.bank:
       self.bank.write(directory / banks.NAME)
     content = {"format": FORMAT, **self.about, "confidence": CONFIDENCE, "relevance": {}}
@@ -146,7 +146,7 @@ def make(pairs, gallery, sources, bank, about: dict) -> Calibration:
 
 def read(directory, fingerprint: str) -> Calibration | None:
   """That of a workdir, index or exported directory, if there is one of this very model."""
-  path = paths.absolute(directory) / NAME
+  path = paths.given(directory) / NAME
   if not path.exists():
     return None
   try:

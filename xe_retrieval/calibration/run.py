@@ -21,7 +21,7 @@ class Run:
   """
 
   def __init__(self, workdir, distractors=(), people=None, checkpoint="best"):
-    self.workdir, self.people = paths.absolute(workdir), people
+    self.workdir, self.people = paths.given(workdir), people
     self.encoder = models.restore(self.workdir, checkpoint)
     self.config = self.encoder.config
     self.calibration_split = self.config.get("calibration_split", "validation")

@@ -18,19 +18,21 @@ def is_remote(path) -> bool:
   return re.match(r"[a-z][a-z0-9+.-]+://", str(path)) is not None
 
 
-def absolute(path) -> epath.Path:
-  """The path itself if it is remote: `resolve` would make it /current/directory/gs:/….
+def given(path) -> epath.Path:
+  """The path; ValueError for a scheme that nobody here can write to."""
+  if is_remote(path):
+    scheme = str(path).partition("://")[0]
+    if scheme != SCHEME:
+      raise ValueError(f"{path}: {scheme}:// is unknown; use a local path or {SCHEME}://…")
+    if not importlib.util.find_spec("gcsfs"):
+      raise ValueError(f"{path} needs a package: pip install -c constraints.txt -e '.[gcs]'")
+  return epath.Path(path).expanduser()
 
-  ValueError for a scheme that nobody here can write to.
-  """
-  if not is_remote(path):
-    return epath.Path(path).expanduser().resolve()
-  scheme = str(path).partition("://")[0]
-  if scheme != SCHEME:
-    raise ValueError(f"{path}: {scheme}:// is unknown; use a local path or {SCHEME}://…")
-  if not importlib.util.find_spec("gcsfs"):
-    raise ValueError(f"{path} needs a package: pip install -c constraints.txt -e '.[gcs]'")
-  return epath.Path(path)
+
+def absolute(path) -> epath.Path:
+  """As `given`; of a remote path, `resolve` would make /current/directory/gs:/…."""
+  path = given(path)
+  return path if is_remote(path) else path.resolve()
 
 
 def local(path, what: str) -> epath.Path:

@@ -204,7 +204,7 @@ def make(encoder, source, tables=None, size: int = SIZE) -> Bank:
 
 def read(directory, fingerprint: str) -> Bank | None:
   """That of a workdir, index or exported directory, if there is one of this very model."""
-  path = paths.absolute(directory) / NAME
+  path = paths.given(directory) / NAME
   if not path.exists():
     return None
   try:

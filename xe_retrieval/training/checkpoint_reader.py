@@ -52,23 +52,26 @@ def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict]:
     step = manager.latest_step() if which == "latest" else best_step(manager)
     if step is None:
       raise ValueError(f"{workdir} holds no finished checkpoint yet")
-    wanted = {name: dict(like.get(name, {})) for name in ("params", "batch_stats")}
-    saved = manager.item_metadata(step)["model"].tree["params"]
-    wanted["params"] |= {"loss": saved["loss"]} if "loss" in saved else {}
-    wanted = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), wanted
-    )
-    items = ocp.args.Composite(model=ocp.args.StandardRestore(wanted), run=ocp.args.JsonRestore())
     try:
-      restored = manager.restore(step, args=items)
-      model = restored["model"]
-      verify(model, restored["run"].get("checksums") or checksums(model))  # earlier versions: none
+      model = _read_model(manager, step, like, sharding)
     except Exception as error:  # Orbax and TensorStore raise many types
       kind, _, text = verdict(error).partition(": ")
       how = "is damaged" if kind == "damaged" else "cannot be read"
       raise ValueError(f"checkpoint {step} of {workdir} {how} ({text})") from error
     model["params"].pop("loss", None)
     return step, model
+
+
+def _read_model(manager, step, like, sharding):
+  wanted = {name: dict(like.get(name, {})) for name in ("params", "batch_stats")}
+  saved = manager.item_metadata(step)["model"].tree["params"]
+  wanted["params"] |= {"loss": saved["loss"]} if "loss" in saved else {}
+  wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), wanted)
+  items = ocp.args.Composite(model=ocp.args.StandardRestore(wanted), run=ocp.args.JsonRestore())
+  restored = manager.restore(step, args=items)
+  if known := restored["run"].get("checksums"):  # earlier versions wrote none
+    verify(restored["model"], known)
+  return restored["model"]
 
 
 class Damaged(Exception):
