@@ -124,18 +124,17 @@ class Checkpoints:
 
   def _read(self, step, like):
     model, training = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
-    self._check_shapes(step, model | training)
-    items = ocp.args.Composite(
-      model=ocp.args.StandardRestore(model),
-      training=ocp.args.StandardRestore(training),
-      run=ocp.args.JsonRestore(),
-    )
-    restored = self._manager.restore(step, args=items)
-    if "checksums" not in restored["run"]:
+    run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+    if "checksums" not in run:
       raise checkpoint_reader.Misfit(
         "was written by an earlier version; resume it with that version"
       )
-    return restored
+    self._check_shapes(step, model | training, run["checksums"])
+    items = ocp.args.Composite(
+      model=ocp.args.StandardRestore(model), training=ocp.args.StandardRestore(training)
+    )
+    restored = self._manager.restore(step, args=items)
+    return {"model": restored["model"], "training": restored["training"], "run": run}
 
   def __enter__(self):
     return self
@@ -209,11 +208,13 @@ class Checkpoints:
       self._manager.reload()
     return target
 
-  def _check_shapes(self, step, like):
+  def _check_shapes(self, step, like, written):
     """Before restoring: a mismatch means that the config changed, not that files are damaged."""
     metadata = self._manager.item_metadata(step)
     saved = checkpoint_reader.flat({**metadata["model"].tree, **metadata["training"].tree})
     wanted = checkpoint_reader.flat(like)
+    if saved.keys() != written.keys():
+      raise Damaged("the names of its arrays are not those that were written")
     for name in sorted(saved.keys() | wanted.keys()):
       a, b = (tuple(tree[name].shape) if name in tree else None for tree in (saved, wanted))
       if a != b:
