@@ -39,7 +39,7 @@ from xe_retrieval.training.checkpoints import Checkpoints
 
 STEPS, PROCESSES = 30, 1
 GRACE = 1  # seconds until the others are killed as well; launch/local_processes.sh waits for 5
-HUNG = 600  # seconds
+HUNG = 1800  # seconds
 KINDS = {
   "SIGKILL in a save": 5,
   "SIGKILL at a step": 2,

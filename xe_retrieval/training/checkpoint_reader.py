@@ -21,7 +21,25 @@ def open_manager(workdir, options) -> ocp.CheckpointManager:
     "run": ocp.JsonCheckpointHandler(),
   }
   directory = paths.absolute(workdir) / "checkpoints"
-  return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
+  try:
+    return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise ValueError(
+      f"metrics of a checkpoint under {directory} are damaged ({error}); training moves it aside"
+    ) from error
+
+
+def damaged_metrics(workdir) -> list[int]:
+  """The steps of checkpoints whose metrics cannot be parsed: Orbax would open none of them."""
+  directory, found = paths.absolute(workdir) / "checkpoints", []
+  for step in directory.iterdir() if directory.exists() else []:
+    file = step / "metrics" / "metrics"
+    if step.name.isdecimal() and file.exists():
+      try:
+        json.loads(file.read_bytes())
+      except ValueError:  # also of bytes that are no text
+        found.append(int(step.name))
+  return found
 
 
 def quality(metrics: dict) -> float:

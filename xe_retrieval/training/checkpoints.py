@@ -46,6 +46,11 @@ class Checkpoints:
     )
     self._say, self._failure = say, None
     self._thread, self._saving = futures.ThreadPoolExecutor(1, "checkpoint"), None
+    if not read_only:
+      with processes.primary_first("metrics of checkpoints"):
+        for step in checkpoint_reader.damaged_metrics(workdir) if processes.is_primary() else []:
+          self._say(f"WARNING: the metrics of checkpoint {step} of {self._workdir} are damaged")
+          self._say(f"WARNING: it was moved to {self._move_aside(step)}")
     self._open()
 
   def latest(self) -> int | None:
@@ -199,13 +204,17 @@ class Checkpoints:
     self._say(f"WARNING: {self._failure}")
 
   def _set_aside(self, step):
-    target = self._workdir / "damaged" / str(step)
     with processes.primary_first(f"damaged {step}"):
       if processes.is_primary():
-        if target.exists():
-          target.rmtree()
-        paths.move(self._workdir / "checkpoints" / str(step), target)
+        self._move_aside(step)
       self._manager.reload()
+    return self._workdir / "damaged" / str(step)
+
+  def _move_aside(self, step):
+    target = self._workdir / "damaged" / str(step)
+    if target.exists():
+      target.rmtree()
+    paths.move(self._workdir / "checkpoints" / str(step), target)
     return target
 
   def _check_shapes(self, step, like, written):
