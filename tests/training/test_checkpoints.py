@@ -89,7 +89,7 @@ def test_a_changed_byte_anywhere_is_damage_or_does_not_matter(finished, workdir)
   like = step.build(config, mesh.make(ONE)).state
   found = damages.outcomes(workdir, 4, like, finished[1], changes=60, seed=0)
   outcomes = [(file, change, outcome) for file, change, outcome in found]
-  assert [x for x in outcomes if not damages.right(x[2])] == []
+  assert [x for x in outcomes if not damages.right(x[0], x[2])] == []
   assert sum("damaged" in outcome for _, _, outcome in outcomes) > 20
 
 
