@@ -55,6 +55,8 @@ setup(
   ],
   extras_require={
     "test": [
+      "gcp-storage-emulator>=2026.7",
+      "gcsfs>=2026.1",
       "hypothesis>=6.100",
       "playwright>=1.50",
       "pytest>=8",
@@ -67,6 +69,7 @@ setup(
     "bench": ["faiss-cpu>=1.9", "scikit-learn>=1.5", "torch>=2.8"],
     "people": ["eccv_caption>=0.1"],  # human-verified relevance for COCO: evaluate --relevance=eccv
     "cuda": ["jax[cuda13]>=0.10,<0.11"],
+    "gcs": ["gcsfs>=2026.1"],  # for workdirs in gs://…; brings google-cloud-storage for Orbax
     "tpu": ["jax[tpu]>=0.10,<0.11"],
     "plan": ["jax[tpu]>=0.10,<0.11"],  # the compiler for TPUs, which needs no TPU
   },

@@ -1,14 +1,15 @@
 """Kills training over and over and checks that nothing is lost.
 
   python -m benchmarks.faults [--kills=200] [--at_once=2] [--seed=0] [--minutes=60]
+  python -m benchmarks.faults --processes=2 --kills=100 --at_once=1
 
 Runs with tiny towers are killed at random: SIGKILL during a save, at any step, during startup;
-SIGTERM and SIGINT. Each run is restarted in the same workdir until it finishes, then the next one
-begins. At the start of each process and at the end, every finished checkpoint is compared, byte by
-byte, with that step of a run that was never stopped.
+SIGTERM and SIGINT. With several processes per run, one of them or all are. Each run is restarted in
+the same workdir until it finishes, then the next one begins. At the start of each process and at
+the end, every finished checkpoint is compared, byte by byte, with that step of a run that was never
+stopped; a run goes on from the newest one, and none is taken for damaged.
 
-Processes are forks of one that has imported all libraries but TensorFlow, whose threads would not
-survive a fork.
+Processes are forks of one that has imported the libraries.
 """
 
 import argparse
@@ -17,24 +18,48 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 
-import flax.linen  # noqa: F401  for the forks, like those below
 import jax
-import optax  # noqa: F401
-import orbax.checkpoint  # noqa: F401
-import tokenizers  # noqa: F401
-import transformers.tokenization_utils_tokenizers  # noqa: F401
-from matplotlib import pyplot  # noqa: F401
 
 from configs import quickstart
+from xe_retrieval import config as config_lib
+from xe_retrieval import main as training
+from xe_retrieval.calibration import run  # noqa: F401  for the forks
+from xe_retrieval.data import mesh
+from xe_retrieval.evaluation import figures  # noqa: F401
+from xe_retrieval.training import loop, processes, step  # noqa: F401
+from xe_retrieval.training.checkpoints import Checkpoints
 
-STEPS = 30
-KINDS = {"in a save": 5, "at a step": 2, "at the start": 1, "SIGTERM": 1, "SIGINT": 1}
+STEPS, PROCESSES = 30, 1
+GRACE = 1  # seconds until the others are killed as well; launch/local_processes.sh waits for 5
+HUNG = 1800  # seconds
+KINDS = {
+  "SIGKILL in a save": 5,
+  "SIGKILL at a step": 2,
+  "SIGKILL at the start": 1,
+  "SIGTERM at a step": 1,
+  "SIGINT at a step": 1,
+}
+KINDS_OF_SEVERAL = {
+  "SIGKILL of one in a save": 3,
+  "SIGKILL of all in a save": 3,
+  "SIGTERM of one in a save": 2,
+  "SIGKILL of one at a step": 1,
+  "SIGKILL of all at the start": 1,
+}
+WRONG = {
+  "unusable workdirs": "unusable",
+  "partial checkpoints taken for finished ones": "partial",
+  "intact checkpoints taken for damaged ones": "damaged",
+  "final states with other bytes": "different",
+}
 
 
 def main():
@@ -42,26 +67,25 @@ def main():
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--kills", type=int, default=200)
-  parser.add_argument("--at_once", type=int, default=2)
+  parser.add_argument("--at_once", type=int, default=2, help="runs side by side")
+  parser.add_argument("--processes", type=int, default=1, help="of each run")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--minutes", type=float, default=60, help="stop after this time")
   parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
   args = parser.parse_args()
-  globals()["STEPS"] = args.steps
+  globals().update(STEPS=args.steps, PROCESSES=args.processes)
   began = time.time()
   until = began + 60 * args.minutes
-  assert "tensorflow" not in sys.modules
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
-    jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
+    if not jax.config.jax_compilation_cache_dir:
+      jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    _run(root / "reference", _train, _config(root, every=1, keep=STEPS))
+    status = _run_and_kill(root / "reference", _config(root, every=1, keep=STEPS))
+    assert status == "done", f"{status}\n{_log(root / 'reference')}"
     reference = _found(root / "reference")
     print(f"reference run of {STEPS} steps: {time.time() - began:.0f} s", flush=True)
-    share = [
-      args.kills // args.at_once + (i < args.kills % args.at_once) for i in range(args.at_once)
-    ]
+    share = [len(range(i, args.kills, args.at_once)) for i in range(args.at_once)]
     workers = [
       _fork(
         lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i, until, reference)
@@ -70,7 +94,9 @@ def main():
     ]
     for pid in workers:
       os.waitpid(pid, 0)
-    results = [_read(root / f"worker_{i}" / "results.json") for i in range(args.at_once)]
+    results = [
+      json.loads((root / f"worker_{i}" / "results.json").read_text()) for i in range(args.at_once)
+    ]
     _report(results, time.time() - began)
 
 
@@ -78,19 +104,15 @@ def _worker(root, kills, seed, until, reference):
   """Kills `kills` times, or until time is up; writes results.json."""
   root.mkdir()
   draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
-  out = {
-    "killed": dict.fromkeys(KINDS, 0),
-    "runs": 0,
-    "unusable": [],
-    "partial": [],
-    "different": [],
-  }
+  kinds = KINDS if PROCESSES == 1 else KINDS_OF_SEVERAL
+  out = {"killed": dict.fromkeys(kinds, 0), "runs": 0} | {field: [] for field in WRONG.values()}
   more = lambda: sum(out["killed"].values()) < kills and time.time() < until  # noqa: E731
   while more():
     workdir = root / f"run_{out['runs']}"
-    done, found = False, {}
-    while not done and more():
-      kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+    done = False
+    while not done:  # the last life is not killed
+      new = [kind for kind, count in out["killed"].items() if not count][:1]  # each once, then any
+      kind = (new or draw.choices(list(kinds), list(kinds.values())))[0] if more() else None
       status = _run_and_kill(workdir, config, kind, draw)
       found = _found(workdir)
       wrong = {f"{workdir.name}/{n}" for n in found if found[n] != reference[n]}
@@ -103,78 +125,94 @@ def _worker(root, kills, seed, until, reference):
       done = status == "done"
       print(".", end="", flush=True)
     out["runs"] += 1
-    if not done and not out["unusable"]:
-      status = _run_and_kill(workdir, config, None, draw)  # to the end, without a kill
-      if status != "done":
-        out["unusable"].append(f"{workdir.name}: {status}\n{_log(workdir)}")
-      found = _found(workdir)
+    out["damaged"] += [str(p) for p in workdir.glob("damaged/*")]
     if found.get(str(STEPS)) != reference[str(STEPS)]:
       out["different"].append(workdir.name)
   (root / "results.json").write_text(json.dumps(out))
 
 
-def _run_and_kill(workdir, config, kind, draw):
-  """Trains in a fork and kills it -> "killed", "done" or an error."""
-  before = _lines(workdir)
-  pid = _fork(lambda: _train(workdir, config), workdir)
-  number = getattr(signal, kind) if kind and kind.startswith("SIG") else signal.SIGKILL
-  wait = draw.uniform(0, 8) if kind == "at the start" else draw.uniform(0, 0.04)
-  steps, began = draw.randint(1, 8), time.time()
-  killed = False
-  while True:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    if ended:
-      break
-    if time.time() - began > 300:
-      os.kill(pid, signal.SIGKILL)
-      os.waitpid(pid, 0)
-      return "hung"
-    ready = {
-      "in a save": lambda: _saving(workdir),
-      "at the start": lambda: True,
-      None: lambda: False,
-    }.get(kind, lambda: _lines(workdir) >= before + steps)()
-    if ready and not killed:
+def _run_and_kill(workdir, config, kind=None, draw=None):
+  """Trains in forks and kills one or all -> "killed", "done" or an error."""
+  before, saved = _lines(workdir), _newest(workdir)
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    address = f"localhost:{free.getsockname()[1]}"
+  running = [
+    _fork(lambda i=i: _train(workdir, config, i, address), workdir, i) for i in range(PROCESSES)
+  ]
+  number = getattr(signal, kind.split()[0]) if kind else None
+  victims = [draw.choice(running)] if kind and "of one" in kind else running[:]
+  wait = draw.uniform(0, 8 if "start" in kind else 0.04) if kind else 0
+  steps, began = draw.randint(1, STEPS // 4) if kind else 0, time.time()
+  killed, codes = None, []
+  while running:
+    for pid in running[:]:
+      ended, status = os.waitpid(pid, os.WNOHANG)
+      if ended:
+        running.remove(pid)
+        codes.append(os.waitstatus_to_exitcode(status))
+    hung = time.time() - began > HUNG
+    alone = any(code not in (0, training.STOPPED) for code in codes)
+    if running and (hung or (alone and time.time() - (killed or began) > GRACE)):
+      for pid in running:
+        os.kill(pid, signal.SIGKILL)
+      if hung:
+        return "hung"
+    if kind and not killed and len(running) == PROCESSES and _ready(kind, workdir, before + steps):
       time.sleep(wait)
-      os.kill(pid, number)
-      killed = True
+      for pid in victims:
+        os.kill(pid, number)
+      killed = time.time()
     time.sleep(0.002)
-  code = os.waitstatus_to_exitcode(status)
-  if code == -signal.SIGKILL:
-    return "killed"
-  if code:
-    return f"exit code {code}"
-  if _newest(workdir) == STEPS:
+  resumed = re.search(r"resuming after step (\d+)", _log(workdir))
+  if saved and (int(resumed[1]) != saved if resumed else not killed):
+    return f"did not go on from step {saved}"
+  if not any(codes) and _newest(workdir) == STEPS:
     return "done"
-  return "killed" if killed else "ended early"
+  stopped = codes.count(training.STOPPED) == PROCESSES
+  return "killed" if killed and (stopped or number == signal.SIGKILL) else f"exit codes {codes}"
 
 
-def _train(workdir, config):
-  """Trains; before and after, writes a digest of every checkpoint."""
-  from xe_retrieval import main
+def _ready(kind, workdir, lines):
+  """Whether the moment to kill has come."""
+  if "start" in kind:
+    return True
+  # Other signals than SIGKILL are handled from the first step on.
+  running = _lines(workdir) >= lines or ("SIGKILL" in kind and "save" in kind)
+  return running and ("save" not in kind or _saving(workdir))
 
+
+def _train(workdir, config, index, address):
+  """Trains; before and after, writes a digest of every checkpoint -> exit code."""
+  if PROCESSES > 1:
+    os.environ |= {
+      "JAX_NUM_PROCESSES": str(PROCESSES),
+      "JAX_PROCESS_ID": str(index),
+      "JAX_COORDINATOR_ADDRESS": address,
+    }
+    processes.join()
   if (workdir / "checkpoints").exists():
     _digest(workdir)
-  main.train(config, workdir, jax.devices()[:1])
+  state = training.train(config, workdir)
+  for number in (signal.SIGTERM, signal.SIGINT):  # came too late
+    signal.signal(number, signal.SIG_IGN)
   _digest(workdir)
+  if PROCESSES > 1:
+    jax.distributed.shutdown()  # waits for the others, as at the end of Python
+  return 0 if int(state.step) == STEPS else training.STOPPED
 
 
 def _digest(workdir):
   """Appends a line for every finished checkpoint: step, sha256 of the state."""
-  from xe_retrieval import config as config_lib
-  from xe_retrieval.data import mesh
-  from xe_retrieval.training import step
-  from xe_retrieval.training.checkpoints import Checkpoints
-
   config = config_lib.from_json((workdir / "config.json").read_text())
-  like = step.build(config, mesh.make(jax.devices()[:1])).state
-  saved = Checkpoints(workdir, read_only=True)
-  for n in saved._manager.all_steps():
-    digest = hashlib.sha256()
-    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(n, like))):
-      digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
-    with workdir.with_suffix(".digests").open("a") as file:
-      file.write(f"{n} {digest.hexdigest()}\n")
+  like = step.build(config, mesh.make()).state
+  with Checkpoints(workdir, read_only=True) as saved:
+    for n in saved._manager.all_steps():
+      digest = hashlib.sha256()
+      for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(saved.restore(n, like))):
+        digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
+      with workdir.with_suffix(".digests").open("a") as file:
+        file.write(f"{n} {digest.hexdigest()}\n")
 
 
 def _found(workdir):
@@ -199,16 +237,7 @@ def _config(root, every, keep):
   return config
 
 
-def _run(workdir, function, *arguments):
-  """Runs a function in a fork and waits for it."""
-  status = os.waitstatus_to_exitcode(
-    os.waitpid(_fork(lambda: function(workdir, *arguments), workdir), 0)[1]
-  )
-  if status:
-    sys.exit(f"{function.__name__} of {workdir} ended with {status}:\n{_log(workdir)}")
-
-
-def _fork(function, workdir=None):
+def _fork(function, workdir=None, index=0):
   pid = os.fork()
   if pid:
     return pid
@@ -216,11 +245,10 @@ def _fork(function, workdir=None):
   try:
     if workdir:
       workdir.parent.mkdir(exist_ok=True)
-      log = os.open(workdir.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+      log = os.open(_log_file(workdir, index), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
       os.dup2(log, 1)
       os.dup2(log, 2)
-    function()
-    code = 0
+    code = function() or 0
   except BaseException:
     traceback.print_exc()
   finally:
@@ -247,28 +275,24 @@ def _lines(workdir):
     return 0
 
 
+def _log_file(workdir, index):
+  return workdir.with_suffix(f".{index}.log")
+
+
 def _log(workdir):
-  return workdir.with_suffix(".log").read_text()[-3000:]
-
-
-def _read(path):
-  return json.loads(path.read_text())
+  logs = [_log_file(workdir, i) for i in range(PROCESSES)]
+  return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
 
 
 def _report(results, seconds):
-  killed = {kind: sum(r["killed"][kind] for r in results) for kind in KINDS}
+  killed = {kind: sum(r["killed"][kind] for r in results) for kind in results[0]["killed"]}
   print(f"\n{sum(killed.values())} kills in {seconds:.0f} s: ", end="")
   print(", ".join(f"{count} {kind}" for kind, count in killed.items()))
-  wrong = {
-    "unusable workdirs": "unusable",
-    "partial checkpoints taken for finished ones": "partial",
-    "final states with other bytes": "different",
-  }
-  for name, field in wrong.items():
+  for name, field in WRONG.items():
     found = [x for r in results for x in r[field]]
     print(f"{len(found)} {name}" + "".join(f"\n  {x}" for x in found))
-  print(f"{sum(r['runs'] for r in results)} runs of {STEPS} steps")
-  if any(r[field] for r in results for field in wrong.values()):
+  print(f"{sum(r['runs'] for r in results)} runs of {STEPS} steps, {PROCESSES} process(es) each")
+  if any(r[field] for r in results for field in WRONG.values()):
     sys.exit(1)
 
 

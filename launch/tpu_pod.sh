@@ -26,7 +26,7 @@ gcloud compute tpus tpu-vm scp "$archive" ${POD%% *}:xe_retrieval.tar.gz ${POD#*
 on all "mkdir -p xe_retrieval && tar -xzf xe_retrieval.tar.gz -C xe_retrieval && cd xe_retrieval &&
   { [ -x .venv/bin/python ] ||
     { python3 -m pip install --quiet --user uv && python3 -m uv venv --python=3.11 --seed .venv; }; } &&
-  .venv/bin/pip install --quiet -c constraints.txt -e '.[tpu]' &&
+  .venv/bin/pip install --quiet -c constraints.txt -e '.[tpu,gcs]' &&
   mkdir -p datasets && gcloud storage rsync --recursive $BUCKET/datasets datasets"
 # setsid and nohup: it survives the end of the connection. flock: a second start does nothing.
 on all "cd xe_retrieval && . .venv/bin/activate && nohup setsid flock --nonblock train.lock \

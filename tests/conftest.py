@@ -2,6 +2,10 @@
 
 import os
 import pathlib
+import socket
+import subprocess
+import sys
+import time
 
 # CPU collectives block a thread of XLA's pool, which has one per core or device: concurrent
 # programs can deadlock and abort. Hence more threads, and one program at a time.
@@ -16,6 +20,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 
 import jax
 import pytest
+from etils import epath
 
 ROOT = pathlib.Path(__file__).parents[1]
 CACHE = ROOT / ".cache"
@@ -48,3 +53,37 @@ def tiny(data_dir):
   config.embedding_dim = 8
   config.log_every = config.eval_every = config.checkpoint_every = 2
   return config
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory):
+  """Environment variables by which gs://bucket is a server on this machine, for every library."""
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+  with (tmp_path_factory.mktemp("bucket") / "log").open("wb") as log:
+    command = [sys.executable, ROOT / "tests" / "object_store.py", str(port)]
+    server = subprocess.Popen(command, stdout=log, stderr=log)
+  for _ in range(600):
+    with socket.socket() as client:
+      if not client.connect_ex(("localhost", port)):
+        break
+    assert server.poll() is None, "the object store has ended"
+    time.sleep(0.1)
+  url = f"http://localhost:{port}"
+  yield {
+    "STORAGE_EMULATOR_HOST": url,  # gcsfs, google-cloud-storage
+    "TENSORSTORE_GCS_HTTP_URL": url,
+    "GOOGLE_CLOUD_PROJECT": "project",
+    "NO_GCE_CHECK": "true",  # for credentials; the server wants none
+  }
+  server.terminate()
+  server.wait()
+
+
+@pytest.fixture
+def bucket(object_store, monkeypatch, tmp_path):
+  """A path gs://bucket/… that no other test has used."""
+  for name, value in object_store.items():
+    monkeypatch.setenv(name, value)
+  return epath.Path(f"gs://bucket/{tmp_path.name}")

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -25,28 +26,64 @@ def test_shell_syntax(script):
 
 @pytest.fixture
 def stage(tmp_path):
-  """An environment with fakes of the programs that launch files call.
+  """An environment with stand-ins for the programs that launch files call.
 
-  `python` records its arguments and exits with $CODE; `scontrol` records its own.
+  A call that the program would not understand exits with 64. `python` records its arguments and
+  exits with $CODE. A TPU host is a folder; what ssh started there dies with the connection, unless
+  it has a session of its own.
   """
   programs = {
-    "python": 'printf "%s\\n" "$@" > "$STAGE/argv"; sleep ${WAIT:-0}; touch "$STAGE/ended"; '
-    "exit ${CODE:-0}",
-    "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"',
+    "python": """
+      printf "%s\\n" "$@" > "$STAGE/argv"; echo start >> "$STAGE/starts"
+      while [ -n "${WAIT:-}" ] && [ ! -f "$STAGE/go" ]; do sleep 0.1; done
+      touch "$STAGE/ended"; exit ${CODE:-0}""",
+    "srun": """
+      [ "$1" = --kill-on-bad-exit=1 ] && [ "$2" = python ] || exit 64
+      shift; exec "$@" """,
     "scontrol": 'echo "$@" >> "$STAGE/asked"',
-    # A host: what ssh started dies with its session, unless it has one of its own.
-    "gcloud": 'for a; do case $a in --command=*) ran=${a#--command=};; esac; done\n'
-    'case ${ran:-} in *xe_retrieval.main*) cd "$STAGE" && setsid --wait bash -c "$ran"; sleep 1;; '
-    '*uv*) echo "$ran" > "$STAGE/setup";; esac',
-  }  # fmt: skip
+    "gcloud": """
+      cd "$STAGE"; mkdir -p host; echo "$@" >> calls
+      case "$*" in
+        "storage rsync --recursive gs://my-bucket/xe_retrieval/datasets datasets") exit;;
+        "compute tpus tpu-vm scp "*" xe-pod:xe_retrieval.tar.gz --zone=us-central2-b --worker=all")
+          cp "$5" host/xe_retrieval.tar.gz; exit;;
+        "compute tpus tpu-vm ssh xe-pod --zone=us-central2-b --worker="*" --command="*) ;;
+        *) echo "gcloud $*" >&2; exit 64;;
+      esac
+      cd host
+      setsid bash -c "${8#--command=}" & session=$!
+      code=0; wait $session || code=$?
+      sleep 2; pkill -KILL -s $session
+      exit $code""",
+    # Ubuntu 22.04's: 3.10, with pip.
+    "python3": """
+      case "$*" in
+        "-m pip install --quiet --user uv") touch "$STAGE/uv";;
+        "-m uv venv --python=3.11 --seed .venv") [ -f "$STAGE/uv" ] && mkdir -p .venv/bin &&
+          cp "$STAGE/python" .venv/bin/python && cp "$STAGE/pip" .venv/bin/pip &&
+          touch .venv/bin/activate;;
+        *) exit 64;;
+      esac""",
+    "pip": """
+      [ "$*" = "install --quiet -c constraints.txt -e .[tpu,gcs]" ] && [ -f constraints.txt ] &&
+        [ -f setup.py ] && touch "$STAGE/installed" """,
+  }
   for name, body in programs.items():
-    (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+    (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{textwrap.dedent(body)}\n")
     (tmp_path / name).chmod(0o755)
-  for folder in ("venv/bin", "xe_retrieval/.venv/bin"):
-    (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / folder / "activate").write_text("")
+  (tmp_path / "venv" / "bin").mkdir(parents=True)
+  (tmp_path / "venv" / "bin" / "activate").write_text("")
   path = f"{tmp_path}:/usr/bin:/bin"
   return dict(os.environ, PATH=path, STAGE=str(tmp_path), VIRTUAL_ENV=str(tmp_path / "venv"))
+
+
+def appears(path):
+  """The path, once there is such a file: started programs go on in the background."""
+  for _ in range(600):
+    if path.exists():
+      break
+    time.sleep(0.1)
+  return path
 
 
 _PARSE = """
@@ -76,7 +113,7 @@ def parsed(argv, devices):
 @pytest.mark.parametrize(("script", "devices"), [("slurm.sh", 16), ("tpu_pod.sh", 16)])
 def test_the_command_of_a_script_parses(script, devices, stage):
   subprocess.run(["bash", ROOT / "launch" / script], check=True, env=stage, cwd=ROOT)
-  argv = (pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
+  argv = appears(pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
   config, distributed = parsed(argv, devices)
   assert distributed
   assert config.batch_size >= 4096 and config.data.dir.endswith("datasets")
@@ -84,13 +121,18 @@ def test_the_command_of_a_script_parses(script, devices, stage):
   assert not config.data.dir.startswith("gs:")  # shards are read from a disk
 
 
-def test_a_tpu_host_gets_python_3_11_and_a_job_without_the_connection(stage):
-  stage["WAIT"] = "2"  # it goes on after gcloud has returned
-  subprocess.run(["bash", ROOT / "launch" / "tpu_pod.sh"], check=True, env=stage, cwd=ROOT)
+def test_a_tpu_host_gets_python_3_11_and_one_job_that_outlives_the_connection(stage):
   here = pathlib.Path(stage["STAGE"])
-  assert "uv venv --python=3.11" in (here / "setup").read_text()
-  time.sleep(3)
-  assert (here / "ended").exists() and (here / "argv").exists()
+  command = ["bash", ROOT / "launch" / "tpu_pod.sh"]
+  for _ in range(2):  # the second start finds the first one running
+    subprocess.run(command, check=True, env=stage | {"WAIT": "1"}, cwd=ROOT)
+    assert (here / "installed").exists() and not (here / "ended").exists()
+  (here / "go").touch()
+  appears(here / "ended")
+  assert (here / "starts").read_text() == "start\n"
+  log = subprocess.run(command, env=stage | {"LOG": "1"}, cwd=ROOT)
+  assert log.returncode == 0 and (here / "host" / "xe_retrieval" / "train.log").exists()
+  assert (here / "host" / "xe_retrieval" / "configs" / "cc_large.py").exists()
 
 
 @pytest.mark.parametrize("code", [0, 1, main.STOPPED])

@@ -8,6 +8,8 @@ kept as calibration.json in the workdir, by which search and serve show probabil
 another split judges it: were its promises kept there? If a model has none yet, it is made first.
 """
 
+import functools
+import io
 import json
 import pathlib
 import sys
@@ -15,6 +17,7 @@ import sys
 from absl import app, flags
 
 from xe_retrieval import config as config_lib
+from xe_retrieval.data import paths
 
 
 def evaluate(
@@ -73,10 +76,12 @@ def evaluate(
     found = {name: rated.agreement(j, pairs) for name, j in ratings.items()}
     result.metrics["judgements"] = found
 
-  out = pathlib.Path(out or default_out(workdir, split, dataset and name))
+  out = paths.given(out or default_out(workdir, split, dataset and name))
   out.mkdir(parents=True, exist_ok=True)
-  (out / "metrics.json").write_text(json.dumps(result.metrics, indent=2, allow_nan=False) + "\n")
-  np.savez_compressed(out / "curves.npz", **result.curves)
+  paths.write(out / "metrics.json", json.dumps(result.metrics, indent=2, allow_nan=False) + "\n")
+  curves = io.BytesIO()
+  np.savez_compressed(curves, **result.curves)
+  paths.write(out / "curves.npz", curves.getvalue())
   if not report:
     return result.metrics, None
   title, config = f"{name} · {split}", run.config.to_dict()
@@ -106,7 +111,7 @@ def adopt(pretrained, workdir, dataset, data_dir=""):
 def default_out(workdir, split, dataset=""):
   """One directory per data set and split under the workdir."""
   name = f"{dataset.replace('/', '_')}_{split}" if dataset else split
-  return pathlib.Path(workdir) / "evaluation" / name
+  return paths.given(workdir) / "evaluation" / name
 
 
 def main(argv):
@@ -170,4 +175,5 @@ def _define_flags():
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=config_lib.parse_flags)
+  parse = functools.partial(config_lib.parse_flags, remote=("workdir", "out"))
+  app.run(main, flags_parser=parse)

@@ -5,6 +5,7 @@ tower, the calibration of this checkpoint if it was evaluated, and a README.md t
 how to use each. towers/export_format.py defines the format.
 """
 
+import functools
 import pathlib
 import sys
 
@@ -51,4 +52,5 @@ def _define_flags():
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=config_lib.parse_flags)
+  parse = functools.partial(config_lib.parse_flags, remote=("workdir",))
+  app.run(main, flags_parser=parse)

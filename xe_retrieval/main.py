@@ -22,13 +22,12 @@ def train(config, workdir, devices=None, allow_config_change=False):
   import jax
 
   from xe_retrieval.calibration import run as runs
-  from xe_retrieval.data import paths
   from xe_retrieval.evaluation import figures
   from xe_retrieval.towers import bank
   from xe_retrieval.training import loop
 
   state = loop.train(config, workdir, figures.validation, devices, allow_config_change)
-  finished = int(state.step) >= config.steps and not paths.is_remote(workdir)
+  finished = int(state.step) >= config.steps
   if finished and bank.correction(config) and jax.process_count() == 1:
     _ = runs.Run(workdir).bank  # written beside the checkpoint; on many hosts evaluate makes it
   return state

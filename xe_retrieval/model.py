@@ -18,11 +18,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from tqdm import tqdm
 
 from xe_retrieval import config as config_lib
-from xe_retrieval.data import decoding, mesh, pipeline, tokenization
+from xe_retrieval.data import decoding, mesh, paths, pipeline, tokenization
 from xe_retrieval.towers import bank as banks
 from xe_retrieval.towers import dual_encoder, export_format, pretrained
 from xe_retrieval.training import checkpoint_reader
@@ -35,7 +34,7 @@ def load(path, which: str = "best") -> "Model":
 
   A Hugging Face CLIP or SigLIP is taken as it is: a directory, or an id (owner/name).
   """
-  name, path = str(path), epath.Path(path).expanduser()
+  name, path = str(path), paths.given(path)
   if export_format.is_exported(path):
     encoder = read_exported(path)
   elif pretrained.is_dual(path) or (not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
@@ -50,7 +49,7 @@ def load(path, which: str = "best") -> "Model":
 
 def restore(workdir, which: str = "best") -> "Encoder":
   """The encoder of a workdir at its best (on validation) or latest checkpoint."""
-  workdir = epath.Path(workdir)
+  workdir = paths.given(workdir)
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = config_lib.from_json((workdir / "config.json").read_text())

@@ -5,11 +5,10 @@ import sys
 
 import pytest
 from etils import epath
-from ml_collections import ConfigDict
 
 from tests.conftest import ROOT
-from xe_retrieval.data import datasets, paths, tokenization
-from xe_retrieval.training import features, logs
+from xe_retrieval.data import datasets, paths
+from xe_retrieval.training import features
 
 
 def test_a_bucket_is_not_a_folder_of_the_current_directory(tmp_path, monkeypatch):
@@ -17,9 +16,15 @@ def test_a_bucket_is_not_a_folder_of_the_current_directory(tmp_path, monkeypatch
   assert str(paths.absolute("gs://bucket/runs/cc")) == "gs://bucket/runs/cc"
   assert paths.absolute("runs") == epath.Path(tmp_path).resolve() / "runs"
   with pytest.raises(
-    ValueError, match=r"^ftp://x/runs: ftp:// is unknown; use a local path or gs:"
+    ValueError, match=r"^s3://x/runs: s3:// is unknown; use a local path or gs://…$"
   ):
-    paths.absolute("ftp://x/runs")
+    paths.absolute("s3://x/runs")
+
+
+def test_a_bucket_needs_its_client(monkeypatch):
+  monkeypatch.setattr(paths.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ValueError, match=r"^gs://x needs a package: pip install .*\[gcs\]"):
+    paths.absolute("gs://x")
 
 
 def test_data_in_a_bucket_are_refused(config):
@@ -36,7 +41,9 @@ def test_data_in_a_bucket_are_refused(config):
   [
     ("prepare", ["--captions=t.tsv", "--images=photos", "--out=gs://bucket/datasets"]),
     ("prepare", ["--webdataset=train=gs://bucket/0.tar"]),
-    ("evaluate", ["--workdir=gs://bucket/runs/cc"]),
+    ("main", ["--config=configs/cc.py", "--workdir=w", "--config.data.dir=gs://bucket/data"]),
+    ("main", ["--config=configs/cc.py", "--workdir=w", "--config.text.pretrained=gs://bucket/b"]),
+    ("evaluate", ["--workdir=runs/cc", "--relevance=gs://bucket/judged.tsv"]),
     ("index", ["--workdir=runs/cc", "--images=photos", "--out=gs://bucket/index"]),
     ("compare", ["gs://bucket/runs/a", "gs://bucket/runs/b"]),
   ],
@@ -50,35 +57,3 @@ def test_commands_that_need_a_disk_say_so(module, arguments, tmp_path):
   )
   assert out.returncode == 1 and "should be local: copy it, or mount the bucket" in out.stderr
   assert out.stderr.count("\n") == 1 and not list(ROOT.glob("gs:*"))
-
-
-def test_what_training_writes_without_orbax_goes_to_a_bucket(bucket, config):
-  config.steps = 4
-  tokenizer = tokenization.train(["a red square", "a blue circle"], 100, 8)
-  tokenizer.save(bucket / "tokenizer")
-  again = tokenization.load(bucket / "tokenizer", ConfigDict({"tokens": 8}))
-  assert again.fingerprint() == tokenizer.fingerprint()
-  for start, steps in ((0, (1, 2, 3)), (2, (3, 4))):  # killed after step 3, resumed after step 2
-    writer = logs._Jsonl(bucket / "metrics.jsonl", start)
-    for step in steps:
-      writer.write(step, {"loss": 1.0})
-    writer.close()
-  lines = (bucket / "metrics.jsonl").read_text().splitlines()
-  assert [logs._step(line) for line in lines] == [1, 2, 3, 4]
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-  """gs://bucket in the memory of this process."""
-  import fsspec
-  from etils.epath import backend, gpath
-
-  class Memory(type(backend.fsspec_backend)):
-    def fs(self, path):
-      return fsspec.filesystem("memory")
-
-  monkeypatch.setitem(gpath._PREFIX_TO_BACKEND, "gs", Memory())
-  monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
-  path = epath.Path("gs://bucket/run")
-  path.mkdir(parents=True, exist_ok=True)
-  return path

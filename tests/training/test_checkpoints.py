@@ -1,6 +1,7 @@
 """Checkpoints survive damage, full disks, changed configs and NaNs."""
 
 import json
+import re
 import resource
 
 import chex
@@ -8,10 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import damage as damages
+from xe_retrieval import config as config_lib
 from xe_retrieval import main
 from xe_retrieval import model as models
 from xe_retrieval.data import mesh
-from xe_retrieval.training import checkpoints
+from xe_retrieval.training import checkpoint_reader, checkpoints, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 ONE = jax.devices()[:1]
@@ -50,23 +53,26 @@ def damage(request):
   def lose(folder):
     (folder / "training" / "_METADATA").unlink()
 
-  return {"flip": flip, "cut": cut, "lose": lose}[request.param]
+  def garble(folder):
+    (folder / "metrics" / "metrics").write_bytes(b'{"pr_auc"\xff 1}')
+
+  return {"flip": flip, "cut": cut, "garble": garble, "lose": lose}[request.param]
 
 
-@pytest.mark.parametrize("damage", ["flip"], indirect=True)
+@pytest.mark.parametrize("damage", ["flip", "cut", "garble"], indirect=True)
 def test_a_damaged_checkpoint_is_reported_and_training_resumes_from_the_previous_one(
   config, finished, workdir, damage, capsys
 ):
   damage(workdir / "checkpoints" / "4")
   state = run(config, workdir)
   printed = capsys.readouterr().out
-  assert "WARNING: checkpoint 4" in printed and "is damaged" in printed
+  assert re.search("WARNING: .*checkpoint 4 .* (is|are) damaged", printed)
   assert "resuming after step 2" in printed
   chex.assert_trees_all_equal(state, finished[1])
   assert saved(workdir) == [2, 4] and (workdir / "damaged" / "4").exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "lose"], indirect=True)
+@pytest.mark.parametrize("damage", ["lose"], indirect=True)
 def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(config, workdir, damage):
   """A mount that is stale or a network that is down looks the same."""
   damage(workdir / "checkpoints" / "4")
@@ -75,6 +81,23 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(config, workd
   ):
     run(config, workdir)
   assert saved(workdir) == [2, 4] and not (workdir / "damaged").exists()
+
+
+def test_a_changed_byte_anywhere_is_damage_or_does_not_matter(finished, workdir):
+  """benchmarks/damage.py changes more."""
+  config = config_lib.from_json((workdir / "config.json").read_text())
+  like = step.build(config, mesh.make(ONE)).state
+  found = damages.outcomes(workdir, 4, like, finished[1], changes=60, seed=0)
+  outcomes = [(file, change, outcome) for file, change, outcome in found]
+  assert [x for x in outcomes if not damages.right(x[0], x[2])] == []
+  assert sum("damaged" in outcome for _, _, outcome in outcomes) > 20
+
+
+def test_evaluation_refuses_a_damaged_model(workdir):
+  file = largest(workdir / "checkpoints" / "4" / "model")
+  file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+  with pytest.raises(ValueError, match=r"^checkpoint 4 of .* is damaged \("):
+    models.restore(workdir, "latest")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("503 Service Unavailable")])
@@ -166,12 +189,12 @@ def test_a_workdir_that_cannot_be_written(config):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
 def test_a_checksum_depends_on_every_bit_but_not_on_the_sharding(dtype):
   x = np.random.default_rng(0).standard_normal((8, 24, 3)).astype(jax.numpy.dtype(dtype))
-  whole = checkpoints._checksum(x)
+  whole = checkpoint_reader._checksum(x)
   four = mesh.make(jax.devices()[:4])
   for spec in ((), ("data",), (None, "data")):
     sharding = jax.sharding.NamedSharding(four, jax.sharding.PartitionSpec(*spec))
-    assert checkpoints._checksum(jax.device_put(x, sharding)) == whole
+    assert checkpoint_reader._checksum(jax.device_put(x, sharding)) == whole
   for byte in range(0, x.nbytes, 7):
     x.view(np.uint8).reshape(-1)[byte] ^= 1
-    assert checkpoints._checksum(x) != whole
+    assert checkpoint_reader._checksum(x) != whole
     x.view(np.uint8).reshape(-1)[byte] ^= 1

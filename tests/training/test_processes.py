@@ -202,6 +202,19 @@ def test_killed_in_a_save_nothing_is_lost(config, finished, tmp_path, capsys):
   chex.assert_trees_all_equal(state, finished[1])
 
 
+@pytest.mark.slow
+def test_of_two_processes_one_or_both_are_killed_in_a_save_and_nothing_is_lost():
+  """benchmarks/faults.py --processes=2 kills a hundred times; here once in each of three ways."""
+  arguments = ["--processes=2", "--kills=3", "--at_once=1", "--steps=8"]
+  command = [sys.executable, "-m", "benchmarks.faults", *arguments]
+  out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+  assert out.returncode == 0, out.stdout + out.stderr
+  for kind in ("SIGKILL of one", "SIGKILL of all", "SIGTERM of one"):
+    assert f"1 {kind} in a save" in out.stdout
+  for wrong in ("unusable", "partial checkpoints", "intact checkpoints", "final states"):
+    assert f"\n0 {wrong}" in out.stdout
+
+
 def saving(checkpoints):
   """Whether a checkpoint is being written after another one was finished."""
   names = os.listdir(checkpoints) if checkpoints.exists() else []

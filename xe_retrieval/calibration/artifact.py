@@ -6,13 +6,13 @@ beside it.
 
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 
 from xe_retrieval.calibration import fitting
 from xe_retrieval.calibration.calibrator import Calibrator, Queries
 from xe_retrieval.calibration.counts import CONFIDENCE, LEVELS, Counts
+from xe_retrieval.data import paths
 from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.towers import bank as banks
 
@@ -114,7 +114,7 @@ class Calibration:
 
   def write(self, directory) -> None:
     """calibration.json and bank.npz, each whole or not at all."""
-    directory = pathlib.Path(directory)
+    directory = paths.given(directory)
     if self.bank:
       self.bank.write(directory / banks.NAME)
     content = {"format": FORMAT, **self.about, "confidence": CONFIDENCE, "relevance": {}}
@@ -123,9 +123,7 @@ class Calibration:
         "relevant": relevances.MEANING[meaning.relevance],
         **meaning.to_dict(),
       }
-    part = directory / f"{NAME}.part"
-    part.write_text(json.dumps(content, allow_nan=False) + "\n")
-    part.replace(directory / NAME)
+    paths.write(directory / NAME, json.dumps(content, allow_nan=False) + "\n")
 
 
 def make(pairs, gallery, sources, bank, about: dict) -> Calibration:
@@ -148,8 +146,8 @@ def make(pairs, gallery, sources, bank, about: dict) -> Calibration:
 
 def read(directory, fingerprint: str) -> Calibration | None:
   """That of a workdir, index or exported directory, if there is one of this very model."""
-  path = pathlib.Path(directory).expanduser() / NAME
-  if not path.is_file():
+  path = paths.given(directory) / NAME
+  if not path.exists():
     return None
   try:
     content = json.loads(path.read_text())

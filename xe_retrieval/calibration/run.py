@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import pathlib
 import sys
 
 from xe_retrieval import model as models
 from xe_retrieval.calibration import artifact, promises
-from xe_retrieval.data import image_folder, pipeline
+from xe_retrieval.data import image_folder, paths, pipeline
 from xe_retrieval.evaluation import embedded
 from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.towers import bank as banks
@@ -22,8 +21,8 @@ class Run:
   """
 
   def __init__(self, workdir, distractors=(), people=None, checkpoint="best"):
-    self.workdir, self.people = workdir, people
-    self.encoder = models.restore(workdir, checkpoint)
+    self.workdir, self.people = paths.given(workdir), people
+    self.encoder = models.restore(self.workdir, checkpoint)
     self.config = self.encoder.config
     self.calibration_split = self.config.get("calibration_split", "validation")
     self.names = list(distractors)
@@ -125,7 +124,7 @@ class Run:
       return None
     size = self.config.get("bank", {}).get("size", banks.SIZE)
     made = banks.make(self.encoder, source, features.of(self.encoder, source), size)
-    made.write(pathlib.Path(self.workdir) / banks.NAME)
+    made.write(self.workdir / banks.NAME)
     return made
 
   @functools.cached_property

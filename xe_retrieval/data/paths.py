@@ -1,28 +1,38 @@
 """Paths that a user gives: on a local disk, or in a bucket (gs://…) where that is possible."""
 
+import importlib.util
+import os
 import re
 
+import fsspec
 from etils import epath
 
-SCHEMES = ("gs", "s3")  # of which epath, TensorStore and TensorFlow know how to read and write
+SCHEME = "gs"  # Orbax takes others for local paths
+# Through gcsfs and not through TensorFlow, which has credentials and endpoints of its own.
+os.environ.setdefault("EPATH_USE_TF", "0")
+# TensorStore writes to the same bucket: a cached listing would not have its files.
+fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
 
 
 def is_remote(path) -> bool:
   return re.match(r"[a-z][a-z0-9+.-]+://", str(path)) is not None
 
 
-def absolute(path) -> epath.Path:
-  """The path itself if it is remote: `resolve` would make it /current/directory/gs:/….
-
-  ValueError for a scheme that nobody here can write to.
-  """
-  scheme = str(path).partition("://")[0]
+def given(path) -> epath.Path:
+  """The path; ValueError for a scheme that nobody here can write to."""
   if is_remote(path):
-    if scheme not in SCHEMES:
-      known = ", ".join(f"{s}://" for s in SCHEMES)
-      raise ValueError(f"{path}: {scheme}:// is unknown; use a local path or {known}")
-    return epath.Path(path)
-  return epath.Path(path).expanduser().resolve()
+    scheme = str(path).partition("://")[0]
+    if scheme != SCHEME:
+      raise ValueError(f"{path}: {scheme}:// is unknown; use a local path or {SCHEME}://…")
+    if not importlib.util.find_spec("gcsfs"):
+      raise ValueError(f"{path} needs a package: pip install -c constraints.txt -e '.[gcs]'")
+  return epath.Path(path).expanduser()
+
+
+def absolute(path) -> epath.Path:
+  """As `given`; of a remote path, `resolve` would make /current/directory/gs:/…."""
+  path = given(path)
+  return path if is_remote(path) else path.resolve()
 
 
 def local(path, what: str) -> epath.Path:
@@ -30,3 +40,24 @@ def local(path, what: str) -> epath.Path:
   if is_remote(path):
     raise ValueError(f"{path}: {what} needs a local directory, or a bucket that is mounted as one")
   return epath.Path(path).expanduser()
+
+
+def write(path, content: str | bytes) -> None:
+  """Writes a file whole or not at all; an object of a bucket always is."""
+  path = epath.Path(path)
+  content = content.encode() if isinstance(content, str) else content
+  if is_remote(path):
+    path.write_bytes(content)
+    return
+  part = path.with_name(f"{path.name}.part")
+  part.write_bytes(content)
+  part.replace(path)
+
+
+def move(source, target) -> None:
+  """Renames a directory, with the one above it made; in a bucket, object by object."""
+  if is_remote(source):
+    fsspec.filesystem(SCHEME).mv(str(source), str(target), recursive=True)
+    return
+  target.parent.mkdir(exist_ok=True)
+  source.rename(target)

@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import io
 import itertools
 
 from xe_retrieval.calibration.counts import CONFIDENCE
+from xe_retrieval.data import paths
 from xe_retrieval.evaluation.ranks import AT
 from xe_retrieval.evaluation.relevance import MEANING
 from xe_retrieval.report import paper
@@ -59,8 +61,9 @@ class Table:
         values = [getattr(cell, extra, None) for cell in cells]
         if any(value is not None for value in values):
           columns.append([f"{name} {extra}"] + ["" if v is None else v for v in values])
-    with (out_dir / f"{self.name}.csv").open("w", newline="", encoding="utf-8") as file:
-      csv.writer(file).writerows(zip(*columns, strict=True))
+    file = io.StringIO()
+    csv.writer(file).writerows(zip(*columns, strict=True))
+    paths.write(out_dir / f"{self.name}.csv", file.getvalue())
 
 
 def headline(metrics, dataset, loss):

@@ -4,7 +4,9 @@ import json
 import pathlib
 
 import jinja2
+from etils import epath
 
+from xe_retrieval.data import paths
 from xe_retrieval.evaluation import score_tiles
 from xe_retrieval.evaluation.relevance import MEANING
 from xe_retrieval.report import gallery, html_tables, paper, plots
@@ -15,7 +17,7 @@ def write(out_dir, title, config, step, evaluation, pairs, sources, calibration=
 
   `sources` of relevance come best first. With a calibration, the examples show probabilities.
   """
-  out_dir = pathlib.Path(out_dir)
+  out_dir = epath.Path(out_dir)
   metrics = evaluation.metrics
   headline = html_tables.headline(metrics, metrics.get("dataset", ""), config.get("loss", ""))
   tables = [html_tables.promises(metrics)] if metrics.get("promises") else []
@@ -120,4 +122,4 @@ def _render(template, path, **values):
   environment = jinja2.Environment(
     loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
   )
-  path.write_text(environment.get_template(template).render(**values), encoding="utf-8")
+  paths.write(path, environment.get_template(template).render(**values))

@@ -18,12 +18,12 @@ bank.npz holds the bank and the fingerprint of the model that made it.
 
 import dataclasses
 import functools
-import pathlib
+import io
 import zipfile
 
 import numpy as np
 
-from xe_retrieval.data import decoding
+from xe_retrieval.data import decoding, paths
 
 NAME = "bank.npz"
 SIZE = 4096  # captions, and images
@@ -83,18 +83,16 @@ class Bank:
 
   def write(self, path) -> None:
     """Whole or not at all; halves of the bits are enough for features."""
-    path = pathlib.Path(path)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-      np.savez(
-        file,
-        model=np.array(self.model),
-        captions=np.frombuffer("\0".join(self.captions).encode(), np.uint8),
-        centre=self.centre,
-        usual=self.usual,
-        **{name: getattr(self, name).astype(np.float16) for name in _HALVED},
-      )
-    part.replace(path)
+    file = io.BytesIO()
+    np.savez(
+      file,
+      model=np.array(self.model),
+      captions=np.frombuffer("\0".join(self.captions).encode(), np.uint8),
+      centre=self.centre,
+      usual=self.usual,
+      **{name: getattr(self, name).astype(np.float16) for name in _HALVED},
+    )
+    paths.write(path, file.getvalue())
 
 
 class Scoring:
@@ -208,11 +206,11 @@ def make(encoder, source, tables=None, size: int = SIZE) -> Bank:
 
 def read(directory, fingerprint: str) -> Bank | None:
   """That of a workdir, index or exported directory, if there is one of this very model."""
-  path = pathlib.Path(directory).expanduser() / NAME
-  if not path.is_file():
+  path = paths.given(directory) / NAME
+  if not path.exists():
     return None
   try:
-    with np.load(path, allow_pickle=False) as saved:
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
       if str(saved["model"]) != fingerprint:
         return None
       return Bank(

@@ -1,7 +1,11 @@
 """Reading checkpoints: the only part of training that a trained model needs."""
 
+import json
+
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from xe_retrieval.data import paths
 from xe_retrieval.training import processes
@@ -17,7 +21,25 @@ def open_manager(workdir, options) -> ocp.CheckpointManager:
     "run": ocp.JsonCheckpointHandler(),
   }
   directory = paths.absolute(workdir) / "checkpoints"
-  return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
+  try:
+    return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise ValueError(
+      f"metrics of a checkpoint under {directory} are damaged ({error}); training moves it aside"
+    ) from error
+
+
+def damaged_metrics(workdir) -> list[int]:
+  """The steps of checkpoints whose metrics cannot be parsed: Orbax would open none of them."""
+  directory, found = paths.absolute(workdir) / "checkpoints", []
+  for step in directory.iterdir() if directory.exists() else []:
+    file = step / "metrics" / "metrics"
+    if step.name.isdecimal() and file.exists():
+      try:
+        json.loads(file.read_bytes())
+      except ValueError:  # also of bytes that are no text
+        found.append(int(step.name))
+  return found
 
 
 def quality(metrics: dict) -> float:
@@ -48,35 +70,100 @@ def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict]:
     step = manager.latest_step() if which == "latest" else best_step(manager)
     if step is None:
       raise ValueError(f"{workdir} holds no finished checkpoint yet")
-    wanted = {name: dict(like.get(name, {})) for name in ("params", "batch_stats")}
-    saved = manager.item_metadata(step)["model"].tree["params"]
-    wanted["params"] |= {"loss": saved["loss"]} if "loss" in saved else {}
-    wanted = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), wanted
-    )
-    items = ocp.args.Composite(model=ocp.args.StandardRestore(wanted))
-    model = manager.restore(step, args=items)["model"]
+    try:
+      model = _read_model(manager, step, like, sharding)
+    except Exception as error:  # Orbax and TensorStore raise many types
+      kind, _, text = verdict(error).partition(": ")
+      how = "is damaged" if kind == "damaged" else "cannot be read"
+      raise ValueError(f"checkpoint {step} of {workdir} {how} ({text})") from error
     model["params"].pop("loss", None)
     return step, model
 
 
-# What TensorStore and zstd say of bytes that were read but are not those that were written.
-# Failures to read them (not found, unavailable, out of range) have other words.
-_DAMAGE = ("data_loss", "checksum", "corruption", "decompress", "error decoding")
+def _read_model(manager, step, like, sharding):
+  wanted = {name: dict(like.get(name, {})) for name in ("params", "batch_stats")}
+  saved = manager.item_metadata(step)["model"].tree["params"]
+  wanted["params"] |= {"loss": saved["loss"]} if "loss" in saved else {}
+  wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), wanted)
+  items = ocp.args.Composite(model=ocp.args.StandardRestore(wanted), run=ocp.args.JsonRestore())
+  restored = manager.restore(step, args=items)
+  if known := restored["run"].get("checksums"):  # earlier versions wrote none
+    verify(restored["model"], known)
+  return restored["model"]
+
+
+class Damaged(Exception):
+  """A checksum does not match: ours, or one of TensorStore."""
 
 
 class Misfit(ValueError):
   """The checkpoint is intact but does not belong to this config or version."""
 
 
+# What TensorStore and zstd say of bytes that were read but are not those that were written, or
+# fewer. Failures to read them (not found, unavailable, permission denied) have other words.
+_DAMAGE = ("data_loss", "checksum", "corruption", "decompress", "error decoding", "out_of_range")
+
+
 def verdict(error: Exception | None) -> str:
   """An exception while reading as `kind: text`, "" without one: misfit, damaged or failed."""
   if error is None:
     return ""
-  told, cause = [], error  # Orbax wraps what TensorStore says
-  while cause is not None:
-    told.append(str(cause))
-    cause = cause.__cause__ or cause.__context__
-  damaged = any(sign in text.lower() for text in told for sign in _DAMAGE)
+  chain = [error]  # Orbax wraps what TensorStore says
+  while cause := chain[-1].__cause__ or chain[-1].__context__:
+    chain.append(cause)
+  damaged = any(
+    isinstance(e, Damaged | json.JSONDecodeError | UnicodeDecodeError)
+    or any(sign in str(e).lower() for sign in _DAMAGE)
+    for e in chain
+  )
   kind = "misfit" if isinstance(error, Misfit) else "damaged" if damaged else "failed"
   return f"{kind}: {processes.line(error)}"
+
+
+def checksums(tree) -> dict[str, int]:
+  """{name: uint32}; sensitive to every bit of an array, independent of its sharding.
+
+  On the host, so that the first save, perhaps under preemption, does not have to compile.
+  """
+  arrays = flat(tree)
+  sums = np.array([_checksum(x) for x in arrays.values()], np.uint32)  # of local shards
+  if jax.process_count() > 1:
+    sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
+  return dict(zip(arrays, sums.tolist(), strict=True))
+
+
+def _checksum(x):
+  if isinstance(x, np.ndarray):
+    return _weighted(x, x.shape, [slice(None)] * x.ndim)
+  shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+  return sum(_weighted(np.asarray(s.data), x.shape, s.index) for s in shards) % 2**32
+
+
+def _weighted(part, shape, index) -> int:
+  """Sum of the elements' bits, each weighted by an odd number unique to its global position."""
+  place = np.zeros([], np.uint32)
+  for whole, here, size in zip(shape, index, part.shape, strict=True):
+    start = here.start or 0
+    place = place[..., None] * np.uint32(whole) + np.arange(start, start + size, dtype=np.uint32)
+  place *= 2
+  place += 1
+  place *= part.view(f"uint{8 * part.dtype.itemsize}")
+  return int(place.sum(dtype=np.uint32))
+
+
+def verify(tree, expected: dict[str, int]) -> None:
+  """Damaged, if an array is not the one of which `checksums` were taken."""
+  for name, value in checksums(tree).items():
+    if expected.get(name) != value:
+      raise Damaged(f"the checksum of {name} does not match")
+
+
+def flat(tree) -> dict:
+  """{"params.text.tower…": leaf}, the same names for optax's named tuples and Orbax's dicts."""
+
+  def name(key):
+    return str(next(getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a)))
+
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {".".join(map(name, path)): leaf for path, leaf in leaves}

@@ -13,12 +13,11 @@ from concurrent import futures
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from xe_retrieval.data import paths
 from xe_retrieval.training import checkpoint_reader, processes
-from xe_retrieval.training.checkpoint_reader import METRIC, quality
+from xe_retrieval.training.checkpoint_reader import METRIC, Damaged, quality
 from xe_retrieval.training.step import TrainState
 
 
@@ -47,6 +46,11 @@ class Checkpoints:
     )
     self._say, self._failure = say, None
     self._thread, self._saving = futures.ThreadPoolExecutor(1, "checkpoint"), None
+    if not read_only:
+      with processes.primary_first("metrics of checkpoints"):
+        for step in checkpoint_reader.damaged_metrics(workdir) if processes.is_primary() else []:
+          self._say(f"WARNING: the metrics of checkpoint {step} of {self._workdir} are damaged")
+          self._say(f"WARNING: it was moved to {self._move_aside(step)}")
     self._open()
 
   def latest(self) -> int | None:
@@ -72,7 +76,7 @@ class Checkpoints:
       return
     try:
       self._save(step, _items(state), metrics, config)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a bucket's client has types of its own
       self._failed(error)
 
   def resume(self, like: TrainState) -> TrainState | None:
@@ -118,25 +122,24 @@ class Checkpoints:
     if "damaged" in failures:
       raise Damaged(failures["damaged"]) from error
     parts = {**restored["model"], **restored["training"]}
-    _verify(parts, restored["run"]["checksums"])
+    checkpoint_reader.verify(parts, restored["run"]["checksums"])
     if learning := parts.pop("learning", None):  # then `model` holds the moving averages
       parts |= learning | {"ema": {name: parts[name] for name in learning}}
     return TrainState(**parts)
 
   def _read(self, step, like):
     model, training = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
-    self._check_shapes(step, model | training)
-    items = ocp.args.Composite(
-      model=ocp.args.StandardRestore(model),
-      training=ocp.args.StandardRestore(training),
-      run=ocp.args.JsonRestore(),
-    )
-    restored = self._manager.restore(step, args=items)
-    if "checksums" not in restored["run"]:
+    run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+    if "checksums" not in run:
       raise checkpoint_reader.Misfit(
         "was written by an earlier version; resume it with that version"
       )
-    return restored
+    self._check_shapes(step, model | training, run["checksums"])
+    items = ocp.args.Composite(
+      model=ocp.args.StandardRestore(model), training=ocp.args.StandardRestore(training)
+    )
+    restored = self._manager.restore(step, args=items)
+    return {"model": restored["model"], "training": restored["training"], "run": run}
 
   def __enter__(self):
     return self
@@ -164,7 +167,7 @@ class Checkpoints:
       "position": step,  # number of the next batch, from 0
       "best": None if best is None else {"step": best, METRIC: measured[best]},
       "config": config,
-      "checksums": _checksums(model | training),
+      "checksums": checkpoint_reader.checksums(model | training),
     }
     items = ocp.args.Composite(
       model=ocp.args.StandardSave(model),
@@ -180,7 +183,7 @@ class Checkpoints:
       if saving:
         saving.result()
       self._manager.wait_until_finished()
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a bucket's client has types of its own
       self._failed(error)
 
   def _failed(self, error):
@@ -201,30 +204,31 @@ class Checkpoints:
     self._say(f"WARNING: {self._failure}")
 
   def _set_aside(self, step):
-    target = self._workdir / "damaged" / str(step)
     with processes.primary_first(f"damaged {step}"):
       if processes.is_primary():
-        target.parent.mkdir(exist_ok=True)
-        if target.exists():
-          target.rmtree()
-        (self._workdir / "checkpoints" / str(step)).rename(target)
+        self._move_aside(step)
       self._manager.reload()
+    return self._workdir / "damaged" / str(step)
+
+  def _move_aside(self, step):
+    target = self._workdir / "damaged" / str(step)
+    if target.exists():
+      target.rmtree()
+    paths.move(self._workdir / "checkpoints" / str(step), target)
     return target
 
-  def _check_shapes(self, step, like):
+  def _check_shapes(self, step, like, written):
     """Before restoring: a mismatch means that the config changed, not that files are damaged."""
     metadata = self._manager.item_metadata(step)
-    saved = _flat({**metadata["model"].tree, **metadata["training"].tree})
-    wanted = _flat(like)
+    saved = checkpoint_reader.flat({**metadata["model"].tree, **metadata["training"].tree})
+    wanted = checkpoint_reader.flat(like)
+    if saved.keys() != written.keys():
+      raise Damaged("the names of its arrays are not those that were written")
     for name in sorted(saved.keys() | wanted.keys()):
       a, b = (tuple(tree[name].shape) if name in tree else None for tree in (saved, wanted))
       if a != b:
         a, b = ("absent" if x is None else list(x) for x in (a, b))
         raise checkpoint_reader.Misfit(f"does not fit the config: {name} is {a} there and {b} here")
-
-
-class Damaged(Exception):
-  """A checksum does not match: ours, or one of TensorStore."""
 
 
 def _items(state):
@@ -241,50 +245,3 @@ def _host_copy(tree):
   for x in jax.tree.leaves(tree):
     x.copy_to_host_async()
   return jax.tree.map(np.array, tree)
-
-
-def _checksums(tree):
-  """{name: uint32}; sensitive to every bit of an array, independent of its sharding.
-
-  On the host, so that the first save, perhaps under preemption, does not have to compile.
-  """
-  arrays = _flat(tree)
-  sums = np.array([_checksum(x) for x in arrays.values()], np.uint32)  # of local shards
-  if jax.process_count() > 1:
-    sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
-  return dict(zip(arrays, sums.tolist(), strict=True))
-
-
-def _checksum(x):
-  if isinstance(x, np.ndarray):
-    return _weighted(x, x.shape, [slice(None)] * x.ndim)
-  shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
-  return sum(_weighted(np.asarray(s.data), x.shape, s.index) for s in shards) % 2**32
-
-
-def _weighted(part, shape, index) -> int:
-  """Sum of the elements' bits, each weighted by an odd number unique to its global position."""
-  place = np.zeros([], np.uint32)
-  for whole, here, size in zip(shape, index, part.shape, strict=True):
-    start = here.start or 0
-    place = place[..., None] * np.uint32(whole) + np.arange(start, start + size, dtype=np.uint32)
-  place *= 2
-  place += 1
-  place *= part.view(f"uint{8 * part.dtype.itemsize}")
-  return int(place.sum(dtype=np.uint32))
-
-
-def _verify(tree, expected):
-  for name, value in _checksums(tree).items():
-    if expected.get(name) != value:
-      raise Damaged(f"the checksum of {name} does not match")
-
-
-def _flat(tree):
-  """{"params.text.tower…": leaf}, the same names for optax's named tuples and Orbax's dicts."""
-
-  def name(key):
-    return str(next(getattr(key, a) for a in ("key", "name", "idx") if hasattr(key, a)))
-
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {".".join(map(name, path)): leaf for path, leaf in leaves}

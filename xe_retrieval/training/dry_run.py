@@ -2,9 +2,9 @@
 
 import jax
 import numpy as np
-from etils import epath
 from matplotlib.figure import Figure
 
+from xe_retrieval.data import paths
 from xe_retrieval.training import optimizers, step
 
 
@@ -18,7 +18,7 @@ def describe(config, workdir, source, mesh) -> str:
     f"{config.batch_size} per epoch, {config.steps:,} steps = {epochs:.1f} epochs",
     *_towers(config, built.state),
     _memory(built, mesh),
-    f"learning rates: {_plot(config, epath.Path(workdir).expanduser())}",
+    f"learning rates: {_plot(config, paths.absolute(workdir))}",
   ]
   return "\n".join(lines)
 

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import sys
+import tempfile
 import time
 
 from etils import epath
@@ -95,17 +96,17 @@ class Log:
     if self._live and self._primary:
       print(flush=True)
     for writer in self._writers:
-      with contextlib.suppress(OSError, tf.errors.OpError):  # reported by _write
+      with contextlib.suppress(Exception):  # reported by _write
         writer.close()
 
   def _write(self, step, metrics):
-    """A full disk is reported once and does not end the run: space may become free again."""
+    """A full disk or an absent network is reported once and does not end the run: it may pass."""
     values = {name: float(value) for name, value in metrics.items() if name != "finite"}
     failed = False
     for writer in self._writers:
       try:
         writer.write(step, values)
-      except (OSError, tf.errors.OpError) as error:
+      except Exception as error:  # TensorFlow and clients of buckets have types of their own
         failed = True
         if not self._warned:
           self.say(f"WARNING: metrics of step {step} cannot be written to {self._workdir}: {error}")
@@ -124,14 +125,12 @@ class _Jsonl:
   """One line per call; drops lines after the checkpoint we resume from: they are written again."""
 
   def __init__(self, path, start):
-    if path.exists():
-      lines = path.read_text().splitlines(keepends=True)
-      kept = [line for line in lines if _step(line) <= start]
-      if len(kept) < len(lines):
-        unfinished = path.with_name("metrics.jsonl.tmp")
-        unfinished.write_text("".join(kept))
-        unfinished.replace(path)
-    self._path, self._file = path, None if paths.is_remote(path) else path.open("a")
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if _step(line) <= start]
+    if len(kept) < len(lines):
+      paths.write(path, "".join(kept))
+    self._path, self._lines = path, kept
+    self._file = None if paths.is_remote(path) else path.open("a")
 
   def write(self, step, values):
     line = json.dumps({"step": step, **values}) + "\n"
@@ -139,8 +138,8 @@ class _Jsonl:
       self._file.write(line)
       self._file.flush()
     else:  # a bucket cannot append
-      before = self._path.read_text() if self._path.exists() else ""
-      self._path.write_text(before + line)
+      self._lines.append(line)
+      paths.write(self._path, "".join(self._lines))
 
   def close(self):
     if self._file:
@@ -155,16 +154,28 @@ def _step(line):
 
 
 class _TensorBoard:
+  """A file of events, in a bucket a copy of a local one."""
+
   def __init__(self, workdir):
-    self._board = tf.summary.create_file_writer(str(workdir / "tensorboard"))
+    self._target, self._scratch = workdir / "tensorboard", None
+    if paths.is_remote(workdir):
+      self._scratch = tempfile.TemporaryDirectory()
+    self._here = epath.Path(self._scratch.name) if self._scratch else self._target
+    self._board = tf.summary.create_file_writer(str(self._here))
 
   def write(self, step, values):
     with self._board.as_default(step):
       for name, value in values.items():
         tf.summary.scalar(name, value)
+    if self._scratch:
+      self._board.flush()
+      for file in self._here.iterdir():
+        paths.write(self._target / file.name, file.read_bytes())
 
   def close(self):
     self._board.close()
+    if self._scratch:
+      self._scratch.cleanup()
 
 
 class _Wandb:
@@ -176,7 +187,7 @@ class _Wandb:
     identity = hashlib.sha256(str(paths.absolute(workdir)).encode()).hexdigest()[:12]
     self._run = wandb.init(
       project=config.wandb,
-      dir=str(workdir),
+      dir=None if paths.is_remote(workdir) else str(workdir),
       name=workdir.name,
       id=identity,
       resume="allow",

@@ -1,5 +1,6 @@
 """The training loop, read top to bottom like the paper's training section."""
 
+import contextlib
 import json
 
 import jax
@@ -25,6 +26,8 @@ def train(
   """
   mesh = mesh_lib.make(devices)
   workdir = paths.absolute(workdir)
+  if config.profile_steps and paths.is_remote(workdir):
+    raise ValueError(f"config.profile_steps={config.profile_steps!r} needs a local workdir")
   config, source, validation, tokenizer = prepare(config, mesh)
   changed = _write_config(workdir, config, tokenizer, allow_config_change)
 
@@ -54,8 +57,8 @@ def train(
   profiled = [n for n in config_lib.profiled(config) if n > start]
   previous = None
 
-  interruption = processes.Interruption(mesh)
-  with checkpoints, log, processes.frozen_garbage(), interruption as interrupted:
+  interruption = processes.Interruption(mesh)  # until the last save has ended
+  with interruption as interrupted, checkpoints, log, processes.frozen_garbage():
     for n in range(start + 1, config.steps + 1):
       if n in profiled[:1]:
         jax.profiler.start_trace(str(workdir / "profile"))
@@ -125,25 +128,33 @@ def _write_config(workdir, config, tokenizer, allow_change):
   config.json is written last and atomically: a workdir without it was never trained in.
   """
   path, changed = workdir / "config.json", []
-  with processes.primary_first("config"):
-    if path.exists():
-      changed = config_lib.difference(config_lib.from_json(path.read_text()), config)
+  with processes.primary_first("config"), _reporting(workdir):
+    known = path.read_text() if path.exists() else ""
+    if known:
+      changed = config_lib.difference(config_lib.from_json(known), config)
     if changed and not allow_change:
       raise ValueError(
         f"{workdir} was trained with another config; choose a new workdir, undo, or go on with "
         "--allow_config_change:\n  " + "\n  ".join(changed)
       )
     if processes.is_primary():
-      try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        unfinished = workdir / "config.json.tmp"
-        unfinished.write_text(config_lib.to_json(config))  # fails if the workdir is read-only
-        if changed or not path.exists():
-          tokenizer.save(workdir / "tokenizer")
-        unfinished.replace(path)
-      except OSError as error:
-        raise ValueError(f"the workdir {workdir} cannot be written: {error}") from error
+      workdir.mkdir(parents=True, exist_ok=True)
+      if changed or not known:
+        tokenizer.save(workdir / "tokenizer")
+      paths.write(path, config_lib.to_json(config))  # fails if the workdir is read-only
   return changed
+
+
+@contextlib.contextmanager
+def _reporting(workdir):
+  """One sentence for what a disk raises, and clients of buckets, which have types of their own."""
+  try:
+    yield
+  except ValueError:
+    raise
+  except Exception as error:
+    failure = f"{type(error).__name__}: {processes.line(error)}"
+    raise ValueError(f"the workdir {workdir} cannot be written ({failure})") from error
 
 
 def _introduction(config, state, source, mesh, start):
