@@ -16,12 +16,12 @@ word that no training caption has.
 """
 
 import argparse
+import dataclasses
 import random
 
 import numpy as np
 
 from xe_retrieval.calibration import run as runs
-from xe_retrieval.calibration.calibrator import Queries
 from xe_retrieval.data import pipeline
 
 RUNS = ("sampled_softmax", "cross_example_softmax")
@@ -66,10 +66,10 @@ def measure(workdir, other=""):
   words = set(" ".join(_captions(run, run.config.data.name, "train")).lower().split())
   rare = np.array([not words.issuperset(c.lower().split()) for c in pairs.captions])
 
+  without = dataclasses.replace(meaning.calibrator, familiar=np.array([]))
+
   def logits(score, queries, familiar):
-    if not familiar:
-      queries = Queries(queries.level, queries.spread, np.full(len(queries), np.inf))
-    return meaning.calibrator.logit(score[:, None], queries)[:, 0]
+    return (meaning.calibrator if familiar else without).logit(score[:, None], queries)[:, 0]
 
   for familiar in (False, True):
     default = meaning.cut(len(pairs.image)).logit
