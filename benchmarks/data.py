@@ -52,7 +52,7 @@ def main():
 def feed(name, directory, repetitions):
   """Rate of the pipeline over the rate of the decoder, 256-pixel JPEGs to 224-pixel crops."""
   source = pipeline.Source(name, directory, "train")
-  captions = [c for record in source.captions() for c in record]
+  captions = list(source.captions().flat)
   tokenizer = tokenization.train(captions, 1_000, 32)
   images = [source.image(n) for n in range(len(source))]
   rates = measure(

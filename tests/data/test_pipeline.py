@@ -54,7 +54,7 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
   config.steps = 8
   ids = [b["image_id"] for b in batches(source, tokenizer, config)]
   first, second = np.concatenate(ids[:4]), np.concatenate(ids[4:])
-  np.testing.assert_array_equal(np.sort(first), np.sort(source.columns("image_id")["image_id"]))
+  np.testing.assert_array_equal(np.sort(first), np.sort(source.column("image_id")))
   np.testing.assert_array_equal(np.sort(first), np.sort(second))
   assert (first != second).any()
   config.seed = 1
@@ -64,9 +64,9 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
 def test_images_match_their_captions(source, tokenizer, config):
   config.image.size = 64
   batch = batches(source, tokenizer, config)[0]
-  scenes = {i: s for i, s in zip(*source.columns("image_id", "scene").values(), strict=True)}
+  scenes = dict(zip(source.column("image_id"), source.column("scene"), strict=True))
   captions = source.captions()
-  records = list(source.columns("image_id")["image_id"])
+  records = list(source.column("image_id"))
   for row in range(16):
     image_id = batch["image_id"][row]
     np.testing.assert_array_equal(
@@ -78,9 +78,8 @@ def test_images_match_their_captions(source, tokenizer, config):
 
 
 def test_equal_captions_have_equal_ids(source):
-  columns = source.columns("captions", "text_ids")
   by_caption = {}
-  for captions, ids in zip(columns["captions"], columns["text_ids"], strict=True):
+  for captions, ids in zip(source.captions(), source.column("text_ids"), strict=True):
     for caption, number in zip(captions, ids, strict=True):
       assert by_caption.setdefault(caption, number) == number
   assert len(set(by_caption.values())) == len(by_caption) < len(source)
@@ -89,7 +88,7 @@ def test_equal_captions_have_equal_ids(source):
 def test_evaluation_keeps_the_short_last_batch(source):
   got = list(pipeline.image_batches(source, 64, batch_size=24))
   assert [len(b) for b in got] == [24, 24, 16]
-  scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
+  scenes = source.column("scene").astype(np.int8)
   np.testing.assert_array_equal(np.concatenate(got), [shapes.render(s) for s in scenes])
 
 

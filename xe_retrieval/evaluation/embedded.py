@@ -1,7 +1,7 @@
 """A data set embedded by a model: what evaluation starts from."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,9 +14,9 @@ class Images:
   """A gallery, or distractors beside it, with what is known of each image."""
 
   vectors: np.ndarray  # float32 [M, D], unit norm
-  captions: list[list[str]] | None = None  # [M]
+  captions: Sequence[list[str]] | None = None  # [M]
   scenes: np.ndarray | None = None  # int8 [M, 3, 4], of drawn scenes
-  names: list[str] | None = None  # [M], file names, where the data set has them
+  names: Sequence[str] | None = None  # [M], file names, where the data set has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +41,19 @@ def embed(
 
   `tables` are its features, where a frozen tower's were computed before (training/features.py).
   """
-  captions, columns = source.captions(), source.columns("image_id")
+  captions = source.captions()
   _, first, image_of_record = np.unique(
-    np.asarray(columns["image_id"]), return_index=True, return_inverse=True
+    source.column("image_id"), return_index=True, return_inverse=True
   )
-  record_of_text = np.repeat(np.arange(len(source)), [len(c) for c in captions])
-  flat = [caption for record in captions for caption in record]
+  record_of_text = np.repeat(np.arange(len(source)), captions.counts)
+  flat = list(captions.flat)
   tables = tables or {}
   features = tables.get("text")
   if features is None:
     features = encoder.text_features(flat, progress)
   caption_ids = None
   if "file" in source.features:
-    ids = source.columns("caption_ids")["caption_ids"]
-    caption_ids = [name.decode() for record in ids for name in record]
+    caption_ids = list(source.column("caption_ids").flat.as_text())
   every = images(encoder, source, tables, progress)
   return Pairs(
     text=encoder.project_text(features),
@@ -80,9 +79,9 @@ def images(encoder, source, tables: dict, progress: bool = False) -> Images:
     vectors = encoder.embed_source(source, progress)
   scenes = names = None
   if "scene" in source.features:
-    scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
+    scenes = source.column("scene").astype(np.int8)
   if "file" in source.features:
-    names = [name.decode() for name in source.columns("file")["file"]]
+    names = source.column("file").as_text()
   return Images(vectors, source.captions(), scenes, names)
 
 

@@ -45,7 +45,7 @@ def tables(
   out, cached = {}, cacheable(config)
   views = views or _views(config, cached)
   wanted = sorted(cached & set(towers))
-  fingerprint = source.fingerprint() if wanted else ""  # reads the whole split
+  fingerprint = source.fingerprint() if wanted else ""
   for tower in wanted:
     key = _key(config, variables, tokenizer, fingerprint, tower)
     compute = functools.partial(_compute, config, model, variables, tokenizer, source, tower)
@@ -69,32 +69,30 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
   if not tables:
     yield from pipeline.train_batches(source, tokenizer, config, start, process, processes)
     return
-  columns = source.columns("image_id", "text_ids")
-  counts = np.array([len(ids) for ids in columns["text_ids"]])  # captions of each record
-  first = np.cumsum(counts) - counts
-  image_ids = pipeline.int32(np.asarray(columns["image_id"]))
-  text_ids = pipeline.int32(np.concatenate(columns["text_ids"]))
+  image_ids, text_ids = source.column("image_id"), source.column("text_ids")
+  first, counts = text_ids.starts, text_ids.counts  # of the captions of each record
+  captions = source.captions().flat
   choose = pipeline.choice(len(source), config, process, processes)
-  if "text" in tables:
-    text_name, text = "text_features", tables["text"]
-  else:
-    text_name, text = "tokens", tokenizer(_captions(source))
-  if "mirrored" in tables:
-    sided = np.array([_SIDED.search(caption) is not None for caption in _captions(source)])
   if "image" not in tables:
     decoded = pipeline.train_batches(source, tokenizer, config, start, process, processes)
   for step in range(start, config.steps):
     records, draws = choose(step)
-    captions = first[records] + draws % counts[records]
+    rows = first[records] + draws % counts[records]  # of the captions
+    words = [captions[i] for i in rows] if "text" not in tables or "mirrored" in tables else []
     batch = {
-      text_name: text[captions],
-      "image_id": image_ids[records],
-      "text_id": text_ids[captions],
+      "image_id": pipeline.int32(image_ids[records]),
+      "text_id": pipeline.int32(text_ids.flat[rows]),
     }
+    if "text" in tables:
+      batch["text_features"] = tables["text"][rows]
+    else:
+      batch["tokens"] = tokenizer(words)
     if "image" in tables:
       image = np.asarray(tables["image"][records])
       if "mirrored" in tables:
-        mirror = _mirror(draws) & ~sided[captions]
+        mirror = _mirror(draws) & ~np.array(
+          [_SIDED.search(caption) is not None for caption in words]
+        )
         image[mirror] = tables["mirrored"][records[mirror]]
       yield batch | {"image_features": image}
     else:
@@ -140,7 +138,7 @@ def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=
   part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
   done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
   if tower == "text":
-    captions = _captions(source)
+    captions = list(source.captions().flat)
     inputs, count, width = _by_length(tokenizer(captions), done), len(captions), config.text.width
   else:
     images = pipeline.image_batches(source, config.image.size, BATCH, done)
@@ -182,10 +180,6 @@ def _by_length(tokens, start):  # int32 [n, T]
     rows = order[first : first + BATCH]
     longest = min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])
     yield rows, tokens[rows, :longest]
-
-
-def _captions(source):
-  return [caption for captions in source.captions() for caption in captions]
 
 
 # Fields of a tower that its features do not depend on: the path of the weights (they are hashed

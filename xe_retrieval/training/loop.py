@@ -97,8 +97,9 @@ def prepare(config, mesh):
   if config.text.pretrained:
     tokenizer = tokenization.load(config.text.pretrained, config.text.tokens)
   else:
-    captions = [caption for captions in source.captions() for caption in captions]
-    tokenizer = tokenization.train(captions, config.text.vocab_size, config.text.tokens)
+    tokenizer = tokenization.train(
+      source.captions().flat, config.text.vocab_size, config.text.tokens
+    )
     config.text.vocab_size = tokenizer.vocab_size
   return config, source, validation, tokenizer
 
@@ -163,8 +164,7 @@ def _require_finite(previous, source, config, workdir):
     return
   n, metrics = previous[0], {name: float(x) for name, x in jax.device_get(previous[1]).items()}
   records = [int(i) for i in pipeline.choice(len(source), config)(n - 1)[0]]
-  every_id = source.columns("image_id")["image_id"]
-  ids = [int(every_id[i]) for i in records]
+  ids = source.column("image_id")[records].tolist()
   report = workdir / f"not_finite_{n}.json"
   if processes.is_primary():
     found = {"step": n, "metrics": metrics, "records": records, "image_ids": ids}
