@@ -69,6 +69,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   text.pretrained = (
     "google-bert/bert-base-uncased"  # directory or Hugging Face id; "": from scratch
   )
+  text.revision = ""  # commit, tag or branch of a Hugging Face id; "": the newest
   text.freeze = "none"  # none | all (the projection still learns) | number of first blocks
   text.tokens = 32  # captions are truncated and padded to this
   text.pooling = "cls"  # or mean
@@ -90,6 +91,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- image tower: ResNet ----
   config.image = image = ConfigDict()
   image.pretrained = "microsoft/resnet-50"
+  image.revision = ""
   image.freeze = "none"
   image.size = 224
   image.trunk = 0

@@ -86,7 +86,7 @@ def test_equal_captions_have_equal_ids(source):
 
 
 def test_evaluation_keeps_the_short_last_batch(source):
-  got = list(pipeline.image_batches(source, 64, batch_size=24))
+  got = list(pipeline.image_batches(source, 64, pipeline.spans(64, 24)))
   assert [len(b) for b in got] == [24, 24, 16]
   scenes = source.column("scene").astype(np.int8)
   np.testing.assert_array_equal(np.concatenate(got), [shapes.render(s) for s in scenes])
@@ -196,7 +196,7 @@ def test_a_broken_image_is_grey_and_the_run_goes_on(tmp_path, config, tokenizer)
   grey = (np.abs(shown.astype(int) - 127) < 3).all((1, 2, 3))
   assert len(shown) == 48 and grey.sum() == 1
   chex.assert_trees_all_equal(batches(source, tokenizer, config, start=1), whole[1:])
-  assert [len(b) for b in pipeline.image_batches(source, 16, batch_size=40)] == [40, 8]
+  assert [len(b) for b in pipeline.image_batches(source, 16, pipeline.spans(48, 40))] == [40, 8]
 
 
 def test_starting_late_reads_no_earlier_record(source, tokenizer, config, monkeypatch):

@@ -9,7 +9,6 @@ import collections
 import concurrent.futures
 import functools
 import json
-import os
 from collections.abc import Iterator
 
 import jax
@@ -18,6 +17,7 @@ from absl import logging
 
 from xe_retrieval.data import columns, datasets, decoding
 from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.preparation import cores
 
 import tensorflow_datasets as tfds  # isort: skip
 
@@ -141,28 +141,30 @@ def choice(count: int, config, process: int = 0, processes: int = 1):
 _PAIR = ("image", "image_id", "captions", "text_ids")
 
 
-def image_batches(
-  source: Source, size: int, batch_size: int, start: int = 0
-) -> Iterator[np.ndarray]:
-  """Every image of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
+def image_batches(source: Source, size: int, spans: list[slice]) -> Iterator[np.ndarray]:
+  """The images of each span of records, uint8 [n, size, size, 3]."""
+  if not spans:
+    return
 
-  Begins at batch number `start`.
-  """
+  def read(start, stop):
+    return np.array(source.read(range(start, stop)), object)
 
-  def read(n):
-    rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
-    return np.array(source.read(rows), object)
-
-  def images(n):
-    records = tf.numpy_function(read, [n], tf.string, stateful=False)
+  def images(span):
+    records = tf.numpy_function(read, [span[0], span[1]], tf.string, stateful=False)
     records.set_shape([None])
     encoded = tf.io.parse_example(records, _spec("image"))["image"]
     return {"image": encoded, "box": _boxes(encoded, tf.zeros([0], tf.int64), "none")}
 
-  data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(images).prefetch(1)
+  data = tf.data.Dataset.from_tensor_slices([(s.start, s.stop) for s in spans])
+  data = data.map(images).prefetch(1)
   data = _decoded(data, size, None, source.name).prefetch(2)
   for batch in data.as_numpy_iterator():
     yield batch["image"]
+
+
+def spans(count: int, size: int) -> list[slice]:
+  """All of `count` records, `size` in each slice; the last is short."""
+  return [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
 
 def _boxes(encoded, draws, augment):
@@ -179,7 +181,7 @@ def _boxes(encoded, draws, augment):
 
 def _decoded(data, size, rows, name):
   """Batches of `rows` encoded images (None: any number) -> decoded, on all cores, in order."""
-  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+  pool = concurrent.futures.ThreadPoolExecutor(cores.available())
 
   def decode(encoded, boxes):
     out, broken = decoding.decode_all(encoded, boxes, size, pool)

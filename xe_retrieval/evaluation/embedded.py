@@ -1,12 +1,14 @@
 """A data set embedded by a model: what evaluation starts from."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from xe_retrieval.data import pipeline
 from xe_retrieval.model import Encoder
+from xe_retrieval.training import processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +37,12 @@ class Pairs:
 
 
 def embed(
-  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, progress: bool = False
+  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, scratch=None
 ) -> Pairs:
-  """A split, embedded. Records with one image_id are one image, with the captions of all.
+  """A split, embedded by all processes. Records with one image_id are one image, all its captions.
 
-  `tables` are its features, where a frozen tower's were computed before (training/features.py).
+  `tables` are its features, where a frozen tower's were computed before (training/features.py);
+  under `scratch` are numbered shards of what an interrupted run has embedded.
   """
   captions = source.captions()
   _, first, image_of_record = np.unique(
@@ -50,11 +53,13 @@ def embed(
   tables = tables or {}
   features = tables.get("text")
   if features is None:
-    features = encoder.text_features(flat, progress)
+    spans = encoder.spans(len(flat))
+    compute = functools.partial(encoder.stream_text_features, flat)
+    features = _shared(spans, compute, scratch, "captions")
   caption_ids = None
   if "file" in source.features:
     caption_ids = list(source.column("caption_ids").flat.as_text())
-  every = images(encoder, source, tables, progress)
+  every = images(encoder, source, tables, scratch)
   return Pairs(
     text=encoder.project_text(features),
     images=Images(
@@ -71,18 +76,25 @@ def embed(
   )
 
 
-def images(encoder, source, tables: dict, progress: bool = False) -> Images:
+def images(encoder, source, tables: dict, scratch=None) -> Images:
   """Every image of a split, in order, from its features if there are any."""
   if "image" in tables:
     vectors = encoder.project_images(tables["image"])
   else:
-    vectors = encoder.embed_source(source, progress)
+    spans = encoder.spans(len(source))
+    compute = functools.partial(encoder.stream_images, source)
+    vectors = _shared(spans, compute, scratch, "images")
   scenes = names = None
   if "scene" in source.features:
     scenes = source.column("scene").astype(np.int8)
   if "file" in source.features:
     names = source.column("file").as_text()
   return Images(vectors, source.captions(), scenes, names)
+
+
+def _shared(spans, compute, scratch, name):
+  shards = processes.shared_rows(spans, compute, scratch and scratch / name, name)
+  return processes.assemble(spans, shards)
 
 
 def _merged(captions, image_of_record, count):

@@ -20,15 +20,20 @@ def configure(config):
   config = ConfigDict(config).copy_and_resolve_references()
   with config.unlocked():
     if config.text.pretrained:
-      config.text.update(bert_fields(weight_files.locate(config.text.pretrained)))
+      config.text.update(bert_fields(locate(config.text)))
     if config.image.pretrained:
-      config.image.update(_resnet_fields(weight_files.locate(config.image.pretrained)))
+      config.image.update(_resnet_fields(locate(config.image)))
   if config.text.pretrained and config.text.tokens > config.text.positions:
     raise ValueError(
       f"config.text.tokens={config.text.tokens}, but {config.text.pretrained} knows "
       f"{config.text.positions} positions"
     )
   return config
+
+
+def locate(tower):
+  """config.text or config.image -> the local directory of its pretrained weights."""
+  return weight_files.locate(tower.pretrained, tower.get("revision", ""))
 
 
 def load(config, variables):
@@ -43,7 +48,7 @@ def load(config, variables):
       continue
     collections = [name for name in ("params", "batch_stats") if encoder in variables.get(name, {})]
     tower = {name: variables[name][encoder]["tower"] for name in collections}
-    tensors = weight_files.read(weight_files.locate(source))
+    tensors = weight_files.read(locate(config[encoder]))
     tower = hugging_face.from_tensors(tensors, tower, source)
     for name in collections:
       variables[name][encoder] = {**variables[name][encoder], "tower": tower[name]}

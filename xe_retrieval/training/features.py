@@ -2,25 +2,26 @@
 
 A table is a .npy file under <data.dir>/features, named by a hash of everything that it depends on:
 the tower's weights and settings, the records of the split, the tokenizer or image decoder. Runs
-with other seeds and losses share it. An interrupted computation resumes where it stopped.
+with other seeds and losses share it. All processes compute it together; finished shards lie beside
+it until it is complete, so that an interrupted computation resumes where it stopped.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
-import sys
+import shutil
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from xe_retrieval.data import decoding, lock, paths, pipeline
+from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.towers import dual_encoder
 from xe_retrieval.training import processes
 
 BATCH = 64
-SAVE = 8  # batches between saves
 
 
 def cacheable(config) -> set[str]:
@@ -124,67 +125,82 @@ def _views(config, cached):
 
 def _cached(path, compute):
   """The table at `path`, memory-mapped; computed first if there is none."""
-  with processes.primary_first(path.name):
-    if not path.exists():
-      with lock.creating(path):  # against other runs on this machine
-        if not path.exists():
-          compute(path)
+  if _anyone_lacks(path):
+    with lock.creating(path) if processes.is_primary() else contextlib.nullcontext():
+      if _anyone_lacks(path):  # else another run on this machine has made it meanwhile
+        compute(path)
   return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
+def _anyone_lacks(path):
+  """The same answer in all processes, which may have one disk or each its own."""
+  return "" in processes.exchange("features", "here" if path.exists() else "")
+
+
 def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=False):
-  """Writes float32 [records or captions, width]; resumes after an interruption."""
-  run = jax.jit(lambda v, x: model.apply(v, x, method=f"{tower}_features"))
-  part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
-  done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
+  """Writes float32 [records or captions, width]; all processes and their devices share the work."""
+  mesh = mesh_lib.make(jax.local_devices())
+  rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
+  run = jax.jit(
+    lambda v, x: model.apply(v, x, method=f"{tower}_features"),
+    in_shardings=(everywhere, rows),
+    out_shardings=rows,
+  )
+  variables, size = jax.device_put(variables, everywhere), -(-BATCH // mesh.size) * mesh.size
   if tower == "text":
-    captions = list(source.captions().flat)
-    inputs, count, width = _by_length(tokenizer(captions), done), len(captions), config.text.width
+    tokens = _tokens(source, tokenizer)
+    batches, width = _by_length(tokens, size), config.text.width
+    read = functools.partial(map, functools.partial(_cut, tokens))
   else:
-    images = pipeline.image_batches(source, config.image.size, BATCH, done)
-    inputs = _numbered((batch[:, :, ::-1] if mirrored else batch for batch in images), done)
-    count, width = len(source), config.image.widths[-1]
-  table = np.lib.format.open_memmap(part, "r+" if done else "w+", np.float32, (count, width))
-  with tqdm(
-    total=count,
-    initial=done * BATCH,
-    desc=f"{tower} features of {source.split}{' mirrored' * mirrored}",
-    file=sys.stdout,
-    delay=2,
-  ) as bar:
-    for n, (rows, batch) in enumerate(inputs, done):
-      padded = np.pad(batch, [(0, BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1))
-      table[rows] = np.asarray(run(variables, padded))[: len(batch)]
-      if n % SAVE == SAVE - 1:
-        table.flush()
-        finished.write_text(str(n + 1))
-      bar.update(len(batch))
-  table.flush()
-  part.rename(path)  # atomic: a file with this name is complete
-  finished.unlink(missing_ok=True)
+    batches, width = pipeline.spans(len(source), size), config.image.widths[-1]
+    read = functools.partial(pipeline.image_batches, source, config.image.size)
+
+  def compute(batches):
+    for batch in read(batches):
+      batch = batch[:, :, ::-1] if mirrored else batch
+      padded = np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (batch.ndim - 1))
+      yield np.asarray(run(variables, padded))[: len(batch)]
+
+  parts, name = path.with_suffix(".shards"), f"{tower} features of {source.split}"
+  shards = processes.shared_rows(batches, compute, parts, name + " mirrored" * mirrored)
+  with processes.primary_first(path.name):
+    if not path.exists():  # else one disk for all, and process 0 has written it
+      part, count = path.with_suffix(".part"), sum(map(len, shards))
+      table = np.lib.format.open_memmap(part, "w+", np.float32, (count, width))
+      processes.assemble(batches, shards, table).flush()
+      part.rename(path)  # atomic: a file with this name is complete
+      shutil.rmtree(parts)
 
 
-def _numbered(batches, start):
-  """Yields (row numbers, images) for each batch; the first is batch number `start`."""
-  done = start * BATCH
-  for batch in batches:
-    yield slice(done, done + len(batch)), batch
-    done += len(batch)
+def _tokens(source, tokenizer):  # -> int32 [captions, T]
+  captions = source.captions().flat
+  parts = [tokenizer(captions[i : i + 65_536]) for i in range(0, len(captions), 65_536)]
+  return np.concatenate(parts)
 
 
-def _by_length(tokens, start):  # int32 [n, T]
-  """Yields (row numbers, tokens [≤ BATCH, t]), sorted by length to minimise padding."""
-  lengths = np.count_nonzero(tokens, axis=1)
-  order = np.argsort(lengths, kind="stable")
-  for first in range(start * BATCH, len(tokens), BATCH):
-    rows = order[first : first + BATCH]
-    longest = min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])
-    yield rows, tokens[rows, :longest]
+def _by_length(tokens, size):
+  """Rows of each batch, [≤ size], sorted by length to minimise padding."""
+  order = np.argsort(np.count_nonzero(tokens, axis=1), kind="stable")
+  return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+def _cut(tokens, rows):
+  """The tokens of these rows, [n, t], without columns in which all are padding but for a few."""
+  longest = np.count_nonzero(tokens[rows], axis=1).max()
+  return tokens[rows, : min(-(-longest // 8) * 8, tokens.shape[1])]
 
 
 # Fields of a tower that its features do not depend on: the path of the weights (they are hashed
 # themselves), the head, and the optimiser.
-_IRRELEVANT = ("pretrained", "freeze", "dropout", "batch_norm", "feature_dropout", "trunk")
+_IRRELEVANT = (
+  "pretrained",
+  "revision",
+  "freeze",
+  "dropout",
+  "batch_norm",
+  "feature_dropout",
+  "trunk",
+)
 _IRRELEVANT += ("learning_rate", "end_learning_rate", "warmup_steps", "weight_decay", "optimizer")
 
 
