@@ -15,6 +15,8 @@
 #   FLICKR8K     flickr8k.tar (captions.tsv and images/), if not prepared yet
 #   COCO_CAPTIONS, COCO_IMAGES   table with splits, and folder of its photos, if not prepared yet
 #   COCO_DISTRACTORS             folder of photos without captions, to be searched as well
+#   RELEVANCE    whose judgements of the test split count (evaluate --relevance); COCO: eccv, if the
+#                package eccv_caption is installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
@@ -26,7 +28,7 @@ fail() { echo "error: $*" >&2; exit 1; }
 [ -f "$config" ] || fail "$config does not exist; configs are in configs/"
 name=$(basename "$config" .py)
 out=${OUT:-runs/$name}
-data=datasets seeds="0 1 2 3 4" folder=
+data=datasets seeds="0 1 2 3 4" folder= relevance=
 for argument; do
   case $argument in --config.data.dir=*) data=${argument#*=} ;; esac
 done
@@ -68,6 +70,7 @@ case $name in
       python -m xe_retrieval.prepare --captions="$table" --images="$COCO_IMAGES" --name=coco --out="$data"
     fi
     distractors=captions/coco:train
+    python -c 'import eccv_caption' 2>/dev/null && relevance=eccv
     ;;
   *) distractors=$(python -c "from configs import $name as c; print(c.get_config().data.name)"):train ;;
 esac
@@ -77,7 +80,8 @@ read -ra distractors <<< "${DISTRACTORS-$distractors}"
 distractors=("${distractors[@]/#/--distractors=}")
 
 arguments=(--config="$config" --out="$out" --seeds="$(IFS=,; echo "${seeds[*]}")")
-arguments+=(--losses="$(IFS=,; echo "${losses[*]}")" "${distractors[@]}" "$@")
+arguments+=(--losses="$(IFS=,; echo "${losses[*]}")" "${distractors[@]}")
+arguments+=(--relevance="${RELEVANCE-$relevance}" "$@")
 
 # Several processes share the runs. The others wait for the first run, which fills the caches of
 # features and compiled functions.

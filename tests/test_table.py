@@ -104,6 +104,7 @@ def test_the_script_prepares_coco_and_searches_a_folder_too(script, tmp_path):
     "--losses=snm,sigmoid",
     "--distractors=captions/coco:train",
     "--distractors=other photos",
+    "--relevance=eccv",
     f"--config.data.dir={tmp_path}",
   ]
 
@@ -114,14 +115,17 @@ def test_the_script_with_data_that_are_there(script, tmp_path):
   (version / "manifest.json").write_text('{"splits": {"extra": {}}}')
   commands, _ = script("flickr8k")
   assert {command[1] for command in commands} == {"xe_retrieval.table"}
-  assert "--seeds=0,1,2,3,4" in commands[0]
+  assert "--seeds=0,1,2,3,4" in commands[0] and "--relevance=" in commands[0]
   assert [a for a in commands[0] if "distractors" in a] == [
     "--distractors=captions/flickr8k:train",
     "--distractors=captions/flickr8k:extra",
   ]
 
 
-def test_distractors_that_do_not_exist_are_told_before_training(config, tmp_path):
+def test_distractors_or_judgements_that_do_not_exist_are_told_before_training(config, tmp_path):
+  runs = {("snm", 0): tmp_path / "snm-0"}
   with pytest.raises(ValueError, match="nowhere is neither a folder of pictures nor a data set"):
-    table._run_all(lambda *_: config, {("snm", 0): tmp_path / "snm-0"}, [("snm", 0)], ["nowhere"])
+    table._run_all(lambda *_: config, runs, list(runs), ["nowhere"])
+  with pytest.raises(ValueError, match="--relevance=nowhere.csv: there is no such file"):
+    table._run_all(lambda *_: config, runs, list(runs), [], "nowhere.csv")
   assert not (tmp_path / "snm-0").exists()

@@ -26,8 +26,11 @@ def workdirs(out, losses, seeds):
   return {(loss, seed): pathlib.Path(out) / f"{loss}-{seed}" for seed in seeds for loss in losses}
 
 
-def run(config, workdir, distractors=(), splits=SPLITS, report=True):
-  """Trains and evaluates unless that is done; False if it was interrupted."""
+def run(config, workdir, distractors=(), splits=SPLITS, report=True, relevance=""):
+  """Trains and evaluates unless that is done; False if it was interrupted.
+
+  `relevance`, what people judge, is for the split that is reported: scores are calibrated without.
+  """
   from xe_retrieval import evaluate, main
 
   if is_done(workdir):
@@ -35,7 +38,8 @@ def run(config, workdir, distractors=(), splits=SPLITS, report=True):
   if int(main.train(config, workdir).step) < config.steps:
     return False
   for split in splits:
-    evaluate.evaluate(workdir, split, distractors=distractors, report=report)
+    judged = relevance if split != config.calibration_split else ""
+    evaluate.evaluate(workdir, split, distractors=distractors, relevance=judged, report=report)
   (workdir / "done").touch()
   return True
 
@@ -57,7 +61,8 @@ def main(argv):
     given = flags.FLAGS["config"]
     overrides = config_flags.get_override_values(given)
     make = functools.partial(configured, config_flags.get_config_filename(given), overrides)
-    _run_all(make, runs, [key for key in mine if not is_done(runs[key])], f.distractors)
+    todo = [key for key in mine if not is_done(runs[key])]
+    _run_all(make, runs, todo, f.distractors, f.relevance)
     for split in SPLITS if parts == 1 else ():
       out = pathlib.Path(f.out) / f"comparison-{split}"
       text, page = compare.compare(list(runs.values()), out, split)
@@ -76,9 +81,12 @@ def configured(path, overrides, loss, seed):
   return config
 
 
-def _run_all(make_config, runs, todo, distractors):
+def _run_all(make_config, runs, todo, distractors, relevance=""):
   from xe_retrieval.data import image_folder
+  from xe_retrieval.evaluation import relevance as relevances
 
+  if todo and relevance:  # now, as the distractors
+    relevances.read_judgements(relevance)
   for text in distractors if todo else ():  # now: they are needed only after the first training
     image_folder.open_images(text, make_config(*todo[0]).data.dir)
   first = min(seed for _, seed in runs)
@@ -87,7 +95,7 @@ def _run_all(make_config, runs, todo, distractors):
     workdir.mkdir(parents=True, exist_ok=True)
     config = make_config(loss, seed)
     with (workdir / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-      finished = run(config, workdir, distractors, report=seed == first)
+      finished = run(config, workdir, distractors, report=seed == first, relevance=relevance)
     if not finished:
       sys.exit(_STOPPED)
     seconds = time.perf_counter() - began
@@ -107,6 +115,7 @@ def _define_flags():
   flags.DEFINE_multi_string(
     "distractors", [], "DATASET:SPLIT or folder whose images are searched, too; may be repeated."
   )
+  flags.DEFINE_string("relevance", "", "Judgements of people about the test split; see evaluate.")
   flags.DEFINE_string("part", "1/1", "n/N: every N-th run from the n-th on, without comparison.")
 
 

@@ -1,7 +1,6 @@
 """A pretrained sentence encoder (BERT with mean pooling, e.g. MiniLM) by itself."""
 
 import hashlib
-import os
 import sys
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from xe_retrieval.data import tokenization
+from xe_retrieval.data import lock, tokenization
 from xe_retrieval.towers import hugging_face, pretrained, weight_files
 from xe_retrieval.towers.bert import Bert
 from xe_retrieval.towers.dual_encoder import TextEncoder
@@ -58,10 +57,12 @@ def load(path: str, cache=None):
     digest.update("\0".join(captions).encode())
     file = cache / f"sentences-{digest.hexdigest()[:20]}.npy"
     if not file.exists():
-      part = file.with_suffix(f".{os.getpid()}.part")
-      with part.open("wb") as out:
-        np.save(out, embed(captions), allow_pickle=False)
-      part.rename(file)  # atomic: a file with this name is complete
+      with lock.creating(file):
+        if not file.exists():
+          part = file.with_suffix(".part")
+          with part.open("wb") as out:
+            np.save(out, embed(captions), allow_pickle=False)
+          part.rename(file)  # atomic: a file with this name is complete
     return np.load(file, allow_pickle=False)
 
   return remembered

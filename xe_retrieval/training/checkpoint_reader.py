@@ -60,8 +60,8 @@ def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict]:
     return step, model
 
 
-# What TensorStore and zstd say of bytes that were read but are not those that were written. Failures
-# to read them (not found, unavailable, out of range) have other words.
+# What TensorStore and zstd say of bytes that were read but are not those that were written.
+# Failures to read them (not found, unavailable, out of range) have other words.
 _DAMAGE = ("data_loss", "checksum", "corruption", "decompress", "error decoding")
 
 
