@@ -38,7 +38,7 @@ def test_train_kill_resume_evaluate(config, finished, bucket, tmp_path, capsys):
   assert [line["step"] for line in lines if "loss" in line] == [2, 4]
   boards = [file.name for file in (workdir / "tensorboard").iterdir()]
   assert boards and all("tfevents" in name for name in boards)
-  assert tokenization.load(workdir / "tokenizer", config.text.tokens).vocab_size > 5
+  assert tokenization.load(workdir / "tokenizer", config.text).vocab_size > 5
 
   metrics, report = evaluate.evaluate(str(workdir), "test")
   out = workdir / "evaluation" / "test"
