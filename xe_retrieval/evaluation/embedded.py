@@ -1,14 +1,12 @@
 """A data set embedded by a model: what evaluation starts from."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from xe_retrieval.data import pipeline
 from xe_retrieval.model import Encoder
-from xe_retrieval.training import processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +14,9 @@ class Images:
   """A gallery, or distractors beside it, with what is known of each image."""
 
   vectors: np.ndarray  # float32 [M, D], unit norm
-  captions: Sequence[list[str]] | None = None  # [M]
+  captions: list[list[str]] | None = None  # [M]
   scenes: np.ndarray | None = None  # int8 [M, 3, 4], of drawn scenes
-  names: Sequence[str] | None = None  # [M], file names, where the data set has them
+  names: list[str] | None = None  # [M], file names, where the data set has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,29 +35,27 @@ class Pairs:
 
 
 def embed(
-  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, scratch=None
+  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, progress: bool = False
 ) -> Pairs:
-  """A split, embedded by all processes. Records with one image_id are one image, all its captions.
+  """A split, embedded. Records with one image_id are one image, with the captions of all.
 
-  `tables` are its features, where a frozen tower's were computed before (training/features.py);
-  under `scratch` are numbered shards of what an interrupted run has embedded.
+  `tables` are its features, where a frozen tower's were computed before (training/features.py).
   """
-  captions = source.captions()
+  captions, columns = source.captions(), source.columns("image_id")
   _, first, image_of_record = np.unique(
-    source.column("image_id"), return_index=True, return_inverse=True
+    np.asarray(columns["image_id"]), return_index=True, return_inverse=True
   )
-  record_of_text = np.repeat(np.arange(len(source)), captions.counts)
-  flat = list(captions.flat)
+  record_of_text = np.repeat(np.arange(len(source)), [len(c) for c in captions])
+  flat = [caption for record in captions for caption in record]
   tables = tables or {}
   features = tables.get("text")
   if features is None:
-    spans = encoder.spans(len(flat))
-    compute = functools.partial(encoder.stream_text_features, flat)
-    features = _shared(spans, compute, scratch, "captions")
+    features = encoder.text_features(flat, progress)
   caption_ids = None
   if "file" in source.features:
-    caption_ids = list(source.column("caption_ids").flat.as_text())
-  every = images(encoder, source, tables, scratch)
+    ids = source.columns("caption_ids")["caption_ids"]
+    caption_ids = [name.decode() for record in ids for name in record]
+  every = images(encoder, source, tables, progress)
   return Pairs(
     text=encoder.project_text(features),
     images=Images(
@@ -76,25 +72,18 @@ def embed(
   )
 
 
-def images(encoder, source, tables: dict, scratch=None) -> Images:
+def images(encoder, source, tables: dict, progress: bool = False) -> Images:
   """Every image of a split, in order, from its features if there are any."""
   if "image" in tables:
     vectors = encoder.project_images(tables["image"])
   else:
-    spans = encoder.spans(len(source))
-    compute = functools.partial(encoder.stream_images, source)
-    vectors = _shared(spans, compute, scratch, "images")
+    vectors = encoder.embed_source(source, progress)
   scenes = names = None
   if "scene" in source.features:
-    scenes = source.column("scene").astype(np.int8)
+    scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
   if "file" in source.features:
-    names = source.column("file").as_text()
+    names = [name.decode() for name in source.columns("file")["file"]]
   return Images(vectors, source.captions(), scenes, names)
-
-
-def _shared(spans, compute, scratch, name):
-  shards = processes.shared_rows(spans, compute, scratch and scratch / name, name)
-  return processes.assemble(spans, shards)
 
 
 def _merged(captions, image_of_record, count):
