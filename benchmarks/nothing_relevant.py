@@ -55,14 +55,15 @@ def measure(workdir, other=""):
   own = scores[np.arange(len(scores)), pairs.image_of_text]
   absent = scores[:500].copy()
   absent[np.arange(len(absent)), pairs.image_of_text[:500]] = -9
-  known = pairs.captions, pairs.text, pairs.features
+  known = shown.of(pairs.captions, pairs.text, pairs.features)
   asked = {}  # name -> best score of each query, what is known of it
   sets = SETS | ({"other": _captions(run, *other.rsplit(":", 1), 500)} if other else {})
   for name, queries in sets.items():
     tower = run.encoder.text_features(queries)
     text = run.scoring.text(run.encoder.project_text(tower), tower)
-    asked[name] = (text @ pairs.image.T).max(axis=1), (queries, text, tower)
-  asked["absent"] = absent.max(axis=1), tuple(part[:500] for part in known)
+    asked[name] = (text @ pairs.image.T).max(axis=1), shown.of(queries, text, tower)
+  some = (part[:500] for part in (pairs.captions, pairs.text, pairs.features))
+  asked["absent"] = absent.max(axis=1), shown.of(*some)
   best = scores.max(axis=1)
   words = set(" ".join(_captions(run, run.config.data.name, "train")).lower().split())
   rare = np.array([not words.issuperset(c.lower().split()) for c in pairs.captions])
@@ -87,16 +88,19 @@ class Shown:
     without = dataclasses.replace(self.captions.calibrator, familiar=np.array([]))
     self.without = dataclasses.replace(self.captions, calibrator=without)
 
-  def __call__(self, score, known, familiar):
-    queries, text, features = known
-    described = self.calibration.queries(text, features)
-    shown = self._probability(self.captions if familiar else self.without, score, described)
+  def of(self, queries, text, features):
+    """What is known of queries: as captions, which of them are a few words, and as these."""
     vocabulary = self.calibration.vocabulary
     words = [q for q, query in enumerate(queries) if vocabulary and vocabulary.knows(query)]
+    few = vocabulary.describe([queries[q] for q in words], text[words]) if words else None
+    return self.calibration.queries(text, features), words, few
+
+  def __call__(self, score, known, familiar):
+    described, words, few = known
+    shown = self._probability(self.captions if familiar else self.without, score, described)
     if familiar and words:
-      described = vocabulary.describe([queries[q] for q in words], text[words])
       meaning = self.calibration.words.at(self.images)
-      shown[words] = self._probability(meaning, score[words], described)
+      shown[words] = self._probability(meaning, score[words], few)
     return shown
 
   def _probability(self, meaning, score, described):
