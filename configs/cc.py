@@ -75,6 +75,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   text.pretrained = (
     "google-bert/bert-base-uncased"  # directory or Hugging Face id; "": from scratch
   )
+  text.revision = ""  # commit, tag or branch of a Hugging Face id; "": the newest
   text.freeze = "none"  # none | all (the projection still learns) | number of first blocks
   text.tokens = 32  # captions are truncated and padded to this
   text.pooling = "cls"  # or mean
@@ -97,6 +98,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.image = image = ConfigDict()
   image.family = "resnet"  # or vit, dinov2, clip, siglip; a pretrained tower brings it
   image.pretrained = "microsoft/resnet-50"
+  image.revision = ""
   image.freeze = "none"
   image.size = 224
   image.trunk = 0

@@ -115,12 +115,15 @@ def from_json(text: str) -> ConfigDict:
 
 
 def difference(old: ConfigDict, new: ConfigDict) -> list[str]:
-  """One line per field that differs, `config.field: old → new`."""
-  before, after = _flat(old.to_dict()), _flat(new.to_dict())
+  """One line per field that differs, `config.field: old → new`.
+
+  A field that an older version did not know is as if it were empty.
+  """
+  before, after = flat(old), flat(new)
   return [
     f"config.{field}: {before.get(field, '(absent)')!r} → {after.get(field, '(absent)')!r}"
     for field in sorted(before | after)
-    if before.get(field, ...) != after.get(field, ...)
+    if before.get(field, "") != after.get(field, "")
   ]
 
 
@@ -130,7 +133,7 @@ def _require(config, field, holds, allowed):
 
 
 def _get(config, field):
-  for name in field.split("."):
+  for name in field.split(".") if field else ():
     config = config[name]
   return config
 
@@ -141,7 +144,18 @@ def _tuples(value):
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _flat(fields):
+def flat(config: ConfigDict) -> dict:
+  """{"text.layers": 12, …}."""
   from flax import traverse_util  # not at the top: --help should not wait for jax
 
-  return traverse_util.flatten_dict(fields, sep=".")
+  return traverse_util.flatten_dict(config.to_dict(), sep=".")
+
+
+def updated(config: ConfigDict, fields: dict) -> ConfigDict:
+  """A copy with these fields of `flat`, also new ones; JSON's lists become tuples."""
+  config = ConfigDict(config).copy_and_resolve_references()
+  with config.unlocked():
+    for name, value in fields.items():
+      *parents, last = name.split(".")
+      _get(config, ".".join(parents))[last] = _tuples(value)
+  return config

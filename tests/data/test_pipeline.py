@@ -55,7 +55,7 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
   config.steps = 8
   ids = [b["image_id"] for b in batches(source, tokenizer, config)]
   first, second = np.concatenate(ids[:4]), np.concatenate(ids[4:])
-  np.testing.assert_array_equal(np.sort(first), np.sort(source.columns("image_id")["image_id"]))
+  np.testing.assert_array_equal(np.sort(first), np.sort(source.column("image_id")))
   np.testing.assert_array_equal(np.sort(first), np.sort(second))
   assert (first != second).any()
   config.seed = 1
@@ -65,9 +65,9 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
 def test_images_match_their_captions(source, tokenizer, config):
   config.image.size = 64
   batch = batches(source, tokenizer, config)[0]
-  scenes = {i: s for i, s in zip(*source.columns("image_id", "scene").values(), strict=True)}
+  scenes = dict(zip(source.column("image_id"), source.column("scene"), strict=True))
   captions = source.captions()
-  records = list(source.columns("image_id")["image_id"])
+  records = list(source.column("image_id"))
   for row in range(16):
     image_id = batch["image_id"][row]
     np.testing.assert_array_equal(
@@ -79,18 +79,17 @@ def test_images_match_their_captions(source, tokenizer, config):
 
 
 def test_equal_captions_have_equal_ids(source):
-  columns = source.columns("captions", "text_ids")
   by_caption = {}
-  for captions, ids in zip(columns["captions"], columns["text_ids"], strict=True):
+  for captions, ids in zip(source.captions(), source.column("text_ids"), strict=True):
     for caption, number in zip(captions, ids, strict=True):
       assert by_caption.setdefault(caption, number) == number
   assert len(set(by_caption.values())) == len(by_caption) < len(source)
 
 
 def test_evaluation_keeps_the_short_last_batch(source):
-  got = list(pipeline.image_batches(source, 64, batch_size=24))
+  got = list(pipeline.image_batches(source, 64, pipeline.spans(64, 24)))
   assert [len(b) for b in got] == [24, 24, 16]
-  scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
+  scenes = source.column("scene").astype(np.int8)
   np.testing.assert_array_equal(np.concatenate(got), [shapes.render(s) for s in scenes])
 
 
@@ -198,7 +197,7 @@ def test_a_broken_image_is_grey_and_the_run_goes_on(tmp_path, config, tokenizer)
   grey = (np.abs(shown.astype(int) - 127) < 3).all((1, 2, 3))
   assert len(shown) == 48 and grey.sum() == 1
   chex.assert_trees_all_equal(batches(source, tokenizer, config, start=1), whole[1:])
-  assert [len(b) for b in pipeline.image_batches(source, 16, batch_size=40)] == [40, 8]
+  assert [len(b) for b in pipeline.image_batches(source, 16, pipeline.spans(48, 40))] == [40, 8]
 
 
 def test_starting_late_reads_no_earlier_record(source, tokenizer, config, monkeypatch):

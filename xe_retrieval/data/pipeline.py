@@ -8,17 +8,16 @@ processes, and after a resume, it holds the same pairs and the same crops.
 import collections
 import concurrent.futures
 import functools
-import hashlib
 import json
-import os
 from collections.abc import Iterator
 
 import jax
 import numpy as np
 from absl import logging
 
-from xe_retrieval.data import datasets, decoding
+from xe_retrieval.data import columns, datasets, decoding
 from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.preparation import cores
 
 import tensorflow_datasets as tfds  # isort: skip
 
@@ -35,6 +34,7 @@ class Source:
     self._records = builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
+    self._directory, self._shards = builder.data_path, builder.info.splits[split].filepaths
 
     manifest = builder.data_path / "manifest.json"
     parts = json.loads(manifest.read_text())["splits"] if manifest.exists() else {}
@@ -47,45 +47,37 @@ class Source:
     """Serialised records."""
     return self._records.__getitems__([int(i) for i in indices])
 
-  def columns(self, *names: str) -> dict[str, list]:
-    """Whole columns of the split, without decoding images."""
-    spec = {name: _SPEC[name] for name in names}
-    out = {name: [] for name in names}
-    for start in range(0, len(self), 4096):
-      records = self.read(range(start, min(start + 4096, len(self))))
-      for name, values in tf.io.parse_example(records, spec).items():
-        out[name] += (
-          values.to_list() if isinstance(values, tf.RaggedTensor) else list(values.numpy())
-        )
-    return out
+  def column(self, name: str) -> np.ndarray | columns.Strings | columns.Lists:
+    """A column of the split, read as needed; strings are bytes."""
+    return self._columns[name]
+
+  def captions(self) -> columns.Lists:
+    """All captions of every record."""
+    captions = self._columns["captions"]
+    return columns.Lists(captions.flat.as_text(), captions.starts)
 
   def fingerprint(self) -> str:
     """A hash of the split's records, independent of where they are stored."""
-    digest = hashlib.sha256(str(len(self)).encode())
-    for start in range(0, len(self), 4096):
-      for record in self.read(range(start, min(start + 4096, len(self)))):
-        digest.update(record)
-    return digest.hexdigest()
-
-  def captions(self) -> list[list[str]]:
-    """All captions of every record."""
-    columns = self.columns("captions")["captions"]
-    return [[c.decode("utf-8", "replace") for c in captions] for captions in columns]
+    return self._columns.about["fingerprint"]
 
   def image(self, index: int) -> bytes:
     """The encoded image of one record."""
-    return tf.io.parse_example(self.read([index]), {"image": _SPEC["image"]})["image"].numpy()[0]
+    return tf.io.parse_example(self.read([index]), _spec("image"))["image"].numpy()[0]
+
+  @functools.cached_property
+  def _columns(self):
+    """Written by `prepare`; of data sets made otherwise, on first use."""
+    names = [name for name in columns.SPEC if name in self.features and name != "image"]
+    where = self._directory / "columns" / self.split
+    return columns.find_or_make(where, self._shards, names, len(self), self._blocks)
+
+  def _blocks(self):
+    for i in range(0, len(self), columns.BLOCK):
+      yield self.read(range(i, min(i + columns.BLOCK, len(self))))
 
 
-_SPEC = {
-  "image": tf.io.FixedLenFeature([], tf.string),
-  "image_id": tf.io.FixedLenFeature([], tf.int64),
-  "captions": tf.io.RaggedFeature(tf.string),
-  "text_ids": tf.io.RaggedFeature(tf.int64),
-  "file": tf.io.FixedLenFeature([], tf.string),
-  "caption_ids": tf.io.RaggedFeature(tf.string),
-  "scene": tf.io.FixedLenFeature([3, 4], tf.int64),
-}
+def _spec(*names):
+  return {name: columns.SPEC[name] for name in names}
 
 
 def train_batches(
@@ -109,7 +101,7 @@ def train_batches(
     records, draws = tf.numpy_function(read, [step], (tf.string, tf.int64), stateful=False)
     records.set_shape([rows])
     draws.set_shape([rows])
-    record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
+    record = tf.io.parse_example(records, _spec(*_PAIR))
     chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
     box = _boxes(record["image"], draws, config.data.augment, view)
     words = tf.gather(record["captions"], chosen, batch_dims=1)
@@ -151,28 +143,32 @@ _PAIR = ("image", "image_id", "captions", "text_ids")
 
 
 def image_batches(
-  source: Source, view: decoding.View | int, batch_size: int, start: int = 0
+  source: Source, view: decoding.View | int, spans: list[slice]
 ) -> Iterator[np.ndarray]:
-  """Every image of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
-
-  Begins at batch number `start`.
-  """
+  """The images of each span of records, uint8 [n, size, size, 3]."""
+  if not spans:
+    return
   view = decoding.View.of(view)
 
-  def read(n):
-    rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
-    return np.array(source.read(rows), object)
+  def read(start, stop):
+    return np.array(source.read(range(start, stop)), object)
 
-  def images(n):
-    records = tf.numpy_function(read, [n], tf.string, stateful=False)
+  def images(span):
+    records = tf.numpy_function(read, [span[0], span[1]], tf.string, stateful=False)
     records.set_shape([None])
-    encoded = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
+    encoded = tf.io.parse_example(records, _spec("image"))["image"]
     return {"image": encoded, "box": _boxes(encoded, tf.zeros([0], tf.int64), "none", view)}
 
-  data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(images).prefetch(1)
+  data = tf.data.Dataset.from_tensor_slices([(s.start, s.stop) for s in spans])
+  data = data.map(images).prefetch(1)
   data = _decoded(data, view, None, source.name).prefetch(2)
   for batch in data.as_numpy_iterator():
     yield batch["image"]
+
+
+def spans(count: int, size: int) -> list[slice]:
+  """All of `count` records, `size` in each slice; the last is short."""
+  return [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
 
 def _boxes(encoded, draws, augment, view):
@@ -189,7 +185,7 @@ def _boxes(encoded, draws, augment, view):
 
 def _decoded(data, view, rows, name):
   """Batches of `rows` encoded images (None: any number) -> decoded, on all cores, in order."""
-  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+  pool = concurrent.futures.ThreadPoolExecutor(cores.available())
 
   def decode(encoded, boxes):
     out, broken = decoding.decode_all(encoded, boxes, view, pool)

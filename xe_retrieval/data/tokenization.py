@@ -4,6 +4,7 @@ import collections
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
 
 import numpy as np
 import tokenizers
@@ -113,7 +114,7 @@ def load(path: str, text) -> Tokenizer:
   return tokenizer
 
 
-def train(captions: list[str], vocab_size: int, tokens: int) -> Tokenizer:
+def train(captions: Iterable[str], vocab_size: int, tokens: int) -> Tokenizer:
   """A lower-case WordPiece vocabulary: the most frequent words, and letters to spell the others.
 
   (The trainer in `tokenizers` is not deterministic.)
@@ -121,10 +122,13 @@ def train(captions: list[str], vocab_size: int, tokens: int) -> Tokenizer:
   import transformers
 
   pieces = tokenizers.BertWordPieceTokenizer(lowercase=True)
-  words = collections.Counter()
+  counted, words = collections.Counter(), collections.Counter()
   for caption in captions:
-    clean = pieces.normalizer.normalize_str(caption)
-    words.update(word for word, _ in pieces.pre_tokenizer.pre_tokenize_str(clean))
+    counted.update(caption.split(" "))  # as in `Tokenizer`: each needs normalising only once
+  for part, count in counted.items():
+    clean = pieces.normalizer.normalize_str(part)
+    for word, _ in pieces.pre_tokenizer.pre_tokenize_str(clean):
+      words[word] += count
   letters = sorted(set("".join(words)))
   spelling = _SPECIAL + letters + [f"##{letter}" for letter in letters]
   known = set(spelling)
