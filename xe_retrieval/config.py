@@ -72,6 +72,8 @@ def validate(config: ConfigDict, devices: int = 1, choices: dict | None = None) 
   _require(config, "clip_norm", config.clip_norm >= 0, "at least 0")
   _require(config, "ema_decay", 0 <= config.ema_decay < 1, "in [0, 1)")
   _require(config, "keep_every", config.keep_every >= 0, "at least 0")
+  workers = config.data.get("workers", 0)  # runs of older versions have none
+  _require(config, "data.workers", workers >= -1, "at least -1")
   profiled(config)
   if config.wandb and not importlib.util.find_spec("wandb"):
     raise ValueError(f"config.wandb={config.wandb!r} needs a package: pip install wandb")
@@ -117,12 +119,13 @@ def from_json(text: str) -> ConfigDict:
 def difference(old: ConfigDict, new: ConfigDict) -> list[str]:
   """One line per field that differs, `config.field: old → new`.
 
-  A field that an older version did not know is as if it were empty.
+  A field that an older version did not know is as if it were empty. The number of worker processes
+  is none of the run's: it changes nothing, and may be another on another machine.
   """
   before, after = flat(old), flat(new)
   return [
     f"config.{field}: {before.get(field, '(absent)')!r} → {after.get(field, '(absent)')!r}"
-    for field in sorted(before | after)
+    for field in sorted((before | after).keys() - {"data.workers"})
     if before.get(field, "") != after.get(field, "")
   ]
 

@@ -60,6 +60,10 @@ class Tokenizer:
       row[: len(ids)] = ids
     return out
 
+  def __getstate__(self):
+    """For worker processes, which do not save it: importing transformers takes seconds."""
+    return self.__dict__ | ({"_whole": None, "_cache": {}} if self._pieces is not None else {})
+
   def lengths(self, ids: np.ndarray) -> np.ndarray:
     """int32 [n, T] → int [n]: how many ids of each text the tower needs."""
     width = ids.shape[1]
