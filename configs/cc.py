@@ -46,9 +46,9 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.data = ConfigDict()
   config.data.name = "conceptual_captions"  # or shapes/<pairs>
   config.data.dir = ""  # directory of data sets; empty: ~/tensorflow_datasets
-  # Processes that decode images for this one; batches are the same for any number. 0: threads of this
-  # process; -1: those on up to 8 cores, on more a process per core but two. Where several processes
-  # train on one machine and each sees all its cores, give the number.
+  # Processes that decode images for this one; batches are the same for any number. 0: threads of
+  # this process; -1: threads on up to 8 cores, on more a process for every core but two. Where
+  # several processes train on one machine and each sees all its cores, give the number.
   config.data.workers = -1
   config.data.augment = "random_resized_crop"  # or none; never a flip: "left" must stay left
   config.data.views = 1  # 2: cached features of mirrored photos, too; not where a caption says left

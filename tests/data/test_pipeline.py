@@ -11,6 +11,7 @@ from PIL import Image
 
 from xe_retrieval import prepare
 from xe_retrieval.data import decoding, pipeline, shapes, tokenization
+from xe_retrieval.data.feed import pairs
 from xe_retrieval.preparation import records
 
 
@@ -134,7 +135,7 @@ def test_tokens_are_those_of_the_library(tokenizer, tmp_path):
 
 def test_crops_are_inside_the_image_and_of_every_size_place_and_aspect(source):
   encoded = [source.image(0)] * 2_000
-  draws = pipeline._hash(0, 0, np.arange(2_000))
+  draws = pairs._hash(0, 0, np.arange(2_000))
   y, x, height, width = decoding.random_crops(encoded, draws).T
   assert min(y.min(), x.min()) == 0 and max((y + height).max(), (x + width).max()) == 64
   area, aspect = height * width / 64**2, width / height
@@ -202,8 +203,8 @@ def test_a_broken_image_is_grey_and_the_run_goes_on(tmp_path, config, tokenizer)
 
 def test_starting_late_reads_no_earlier_record(source, tokenizer, config, monkeypatch):
   config.steps = 10**9
-  read, indices = source.read, []
-  monkeypatch.setattr(source, "read", lambda rows: indices.extend(rows) or read(rows))
+  read, indices = source.records.read, []
+  monkeypatch.setattr(source.records, "read", lambda rows: indices.extend(rows) or read(rows))
   (last,) = batches(source, tokenizer, config, start=10**9 - 1)
   assert last["image"].shape == (16, 16, 16, 3)
   np.testing.assert_array_equal(indices, pipeline.choice(64, config)(10**9 - 1)[0])
