@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterable
@@ -127,8 +128,10 @@ def train(captions: Iterable[str], vocab_size: int, tokens: int) -> Tokenizer:
 
   pieces = tokenizers.BertWordPieceTokenizer(lowercase=True)
   counted, words = collections.Counter(), collections.Counter()
-  for caption in captions:
-    counted.update(caption.split(" "))  # as in `Tokenizer`: each needs normalising only once
+  captions = iter(captions)
+  while some := list(itertools.islice(captions, 4096)):
+    # Split as in `Tokenizer`: each part needs normalising only once.
+    counted.update(" ".join(some).split(" "))
   for part, count in counted.items():
     clean = pieces.normalizer.normalize_str(part)
     for word, _ in pieces.pre_tokenizer.pre_tokenize_str(clean):
