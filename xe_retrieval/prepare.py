@@ -28,7 +28,7 @@ def prepare(job: jobs.Job, out: str, options: records.Options, processes=1, prog
   """Makes the data set under `out` and returns its manifest."""
 
   def register(*arguments):
-    from xe_retrieval.data import datasets  # here: importing TensorFlow takes seconds
+    from xe_retrieval.data import datasets  # here: importing TFDS takes a second
 
     datasets.register(*arguments)
 

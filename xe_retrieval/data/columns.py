@@ -9,6 +9,7 @@ import collections
 import hashlib
 import itertools
 import json
+import math
 import mmap
 import os
 import pathlib
@@ -19,16 +20,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from xe_retrieval.data import lock
-from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.data.feed import examples
 
-SPEC = {
-  "image": tf.io.FixedLenFeature([], tf.string),
-  "image_id": tf.io.FixedLenFeature([], tf.int64),
-  "captions": tf.io.RaggedFeature(tf.string),
-  "text_ids": tf.io.RaggedFeature(tf.int64),
-  "file": tf.io.FixedLenFeature([], tf.string),
-  "caption_ids": tf.io.RaggedFeature(tf.string),
-  "scene": tf.io.FixedLenFeature([3, 4], tf.int64),
+SPEC = {  # of every feature: is it a list, are its values strings, and the shape of other values
+  "image": (False, True, ()),
+  "image_id": (False, False, ()),
+  "captions": (True, True, ()),
+  "text_ids": (True, False, ()),
+  "file": (False, True, ()),
+  "caption_ids": (True, True, ()),
+  "scene": (False, False, (3, 4)),
 }
 BLOCK = 1024  # records that are parsed at once
 
@@ -107,7 +108,7 @@ class Columns:
     self.about = json.loads((self._directory / "about.json").read_text())
 
   def __getitem__(self, name: str) -> np.ndarray | Strings | Lists:
-    ragged, strings = _kind(name)
+    ragged, strings, _ = SPEC[name]
     values = self._load(name)
     values = Strings(values, self._load(f"{name}.starts")) if strings else values
     return Lists(values, self._load(f"{name}.rows")) if ragged else values
@@ -167,8 +168,9 @@ def write(directory, shards: list, names, count: int, blocks: Iterable[list[byte
     for block in blocks:
       for record in block:
         digest.update(record)
-      for name, values in tf.io.parse_example(block, {n: SPEC[n] for n in names}).items():
-        _add(arrays, name, values)
+      parsed = zip(*(examples.parse(record, *names) for record in block), strict=True)
+      for name, lists in zip(names, parsed, strict=True):
+        _add(arrays, name, lists)
     for name, parts in arrays.items():
       whole = np.concatenate(parts)
       if name.endswith((".rows", ".starts")):  # lengths so far
@@ -184,22 +186,23 @@ def write(directory, shards: list, names, count: int, blocks: Iterable[list[byte
   return Columns(directory)
 
 
-def _add(arrays, name, values):
-  ragged, strings = _kind(name)
+def _add(arrays, name, lists):
+  """Appends the values of one feature, a list for each record."""
+  ragged, strings, shape = SPEC[name]
+  values = list(itertools.chain.from_iterable(lists))
   if ragged:
-    arrays[f"{name}.rows"].append(values.row_lengths().numpy().astype(np.int64))
-    values = values.flat_values
-  values = values.numpy()
+    arrays[f"{name}.rows"].append(_lengths(lists))
+  elif len(values) != len(lists) * math.prod(shape):
+    raise ValueError(f"a record has no {name!r}, or several")
   if strings:
-    arrays[f"{name}.starts"].append(np.fromiter(map(len, values), np.int64, len(values)))
-    values = np.frombuffer(b"".join(values.tolist()), np.uint8)
-  arrays[name].append(values)
+    arrays[f"{name}.starts"].append(_lengths(values))
+    arrays[name].append(np.frombuffer(b"".join(values), np.uint8))
+  else:
+    arrays[name].append(np.array(values, np.int64).reshape(-1, *shape))
 
 
-def _kind(name):
-  """Whether a column holds lists, and whether it holds strings."""
-  spec = SPEC[name]
-  return isinstance(spec, tf.io.RaggedFeature), spec.dtype == tf.string
+def _lengths(values):
+  return np.fromiter(map(len, values), np.int64, len(values))
 
 
 def _sizes(shards):

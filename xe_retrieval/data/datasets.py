@@ -11,15 +11,13 @@ import os
 import re
 
 import numpy as np
+import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from etils import epath
 from PIL import Image
 from tqdm import tqdm
 
 from xe_retrieval.data import columns, lock, paths, shapes
-from xe_retrieval.data.cpu_tensorflow import tf  # noqa: F401  (before tfds: keeps it off accelerators)
-
-import tensorflow_datasets as tfds  # isort: skip
 
 tfds.disable_progress_bar()  # it shows a dozen bars per data set; `Shapes` shows one
 SPLITS = ("train", "validation", "test")

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
+import tensorflow_datasets as tfds
 from absl import logging
 
 from xe_retrieval.data import columns, datasets, decoding
 from xe_retrieval.data.feed import examples, pairs, workers
 from xe_retrieval.preparation import cores
-
-import tensorflow_datasets as tfds  # isort: skip
 
 choice, int32 = pairs.choice, pairs.int32
 

@@ -107,7 +107,7 @@ def _read_shards(index):
 
 def _read_google(index):
   """BERT as published by its authors: a TensorFlow checkpoint, kernels input first."""
-  import tensorflow as tf
+  from xe_retrieval.data.cpu_tensorflow import tf
 
   prefix = str(index).removesuffix(".index")
   try:
