@@ -1,11 +1,13 @@
 """Worker processes that compute batches: the same batches as one process, on more cores.
 
-Threads of one process take turns at Python's global lock, and scale to a dozen cores. Each worker
-computes the same rows of every batch, into memory that it shares with this process, and waits when
-it is SLOTS batches ahead. Workers end when the pipe to this process closes, however it ended.
+Threads of one process take turns at Python's global lock, which each image needs for up to 65 µs of
+its millisecond: they scale to about a dozen cores (`python -m benchmarks.data --only=core`). Each
+worker computes the same rows of every batch, into memory that it shares with this process, and
+waits when it is SLOTS batches ahead. It ends when its pipe to this process closes, for any reason.
 """
 
 import contextlib
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -27,40 +29,38 @@ _THREADS_SCALE = 8  # cores that threads of one process can keep busy
 
 def count(wanted: int) -> int:
   """config.data.workers; where that is -1, none on few cores, else all but two for this process."""
+  if wanted >= 0:
+    return wanted
   available = cores.available()
-  few = available <= _THREADS_SCALE
-  return wanted if wanted >= 0 else 0 if few else available - 2
+  return available - 2 if available > _THREADS_SCALE else 0
 
 
 def batches(pairs: Pairs, steps: range, workers: int) -> Iterator[tuple[dict, int]]:
   """Yields each batch and the number of its broken images; ChildProcessError if a worker fails."""
   workers = min(workers, pairs.rows)
-  shares = [
-    slice(pairs.rows * i // workers, pairs.rows * (i + 1) // workers) for i in range(workers)
-  ]
+  bounds = [pairs.rows * i // workers for i in range(workers + 1)]
   # Without a name, and so without the size limit of a container's /dev/shm or anything to clean up.
   memory = os.memfd_create("batches")
   os.ftruncate(memory, SLOTS * _bytes(pairs.layout()))
   slots, running = slots_of(memory, pairs.layout()), []
   try:
-    running += [_Worker(number, memory) for number in range(workers)]
-    os.close(memory)  # stays mapped
+    for number in range(workers):
+      running.append(_Worker(number, memory))
     task = pickle.dumps((pairs, steps))
-    for worker, rows in zip(running, shares, strict=True):
-      worker.start(task, rows)
+    for worker, rows in zip(running, itertools.pairwise(bounds), strict=True):
+      worker.start(task, slice(*rows))
     for step in steps:
       broken = sum([worker.result(step) for worker in running])
       batch = {name: decoding.aligned(*kind) for name, kind in pairs.layout().items()}
       for name, array in slots[step % SLOTS].items():
-        batch[name][...] = (
-          array  # a copy: JAX may use the memory of a batch for as long as it likes
-        )
+        batch[name][...] = array  # JAX may use the memory of a batch for as long as it likes
       for worker in running:
         worker.may_go_on()
       yield batch, broken
   finally:
     for worker in running:
       worker.kill()
+    os.close(memory)
 
 
 def slots_of(memory: int, layout: dict) -> list[dict[str, np.ndarray]]:
