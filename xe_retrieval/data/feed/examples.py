@@ -1,4 +1,4 @@
-"""Serialised tf.train.Examples, read without TensorFlow: a worker process starts in half a second.
+"""Serialised tf.train.Examples, read without TensorFlow: a worker process starts in a second.
 
 (With it, each would take seven seconds of CPU and several hundred MB.)
 """

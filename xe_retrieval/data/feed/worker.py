@@ -15,7 +15,7 @@ def main(pipe: int, memory: int) -> None:
   # another batch. A worker ends when the pipe to its parent closes.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
-  from xe_retrieval.data.feed import workers  # takes half a second
+  from xe_retrieval.data.feed import workers  # after the signals: it takes a while
 
   parent = connection.Connection(pipe)
   with contextlib.suppress(*_ENDED):
