@@ -131,10 +131,8 @@ def _threaded(compute, items):
   with contextlib.ExitStack() as stack:
     threads = concurrent.futures.ThreadPoolExecutor
     decoders, readers = threads(cores.available()), threads(2)
-    for pool in (decoders, readers):
-      stack.callback(
-        pool.shutdown, cancel_futures=True
-      )  # the readers' first: they wait for the others
+    for pool in (decoders, readers):  # shut down in reverse: readers wait for decoders
+      stack.callback(pool.shutdown, cancel_futures=True)
     items, coming = iter(items), collections.deque()
 
     def go_on(count):

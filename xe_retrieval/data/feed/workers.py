@@ -95,10 +95,7 @@ class _Worker:
       [sys.executable, "-m", "xe_retrieval.data.feed.worker", str(theirs.fileno()), str(memory)],
       pass_fds=(theirs.fileno(), memory),
       stdin=subprocess.DEVNULL,
-      env={
-        **os.environ,
-        "TOKENIZERS_PARALLELISM": "false",
-      },  # one thread: there is a worker per core
+      env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # there is a worker for every core
     )
     theirs.close()
 
