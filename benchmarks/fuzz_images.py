@@ -55,7 +55,7 @@ def check(directory: pathlib.Path, count: int, max_side: int | None, seed: int =
   assert manifest["kept"] + sum(manifest["rejected"].values()) == count
   assert manifest["kept"] > count // 10 and manifest["rejected"]["not an image"] > count // 10
   source = pipeline.Source("captions/fuzz", str(directory), "train")
-  shown = np.concatenate(list(pipeline.image_batches(source, 16, batch_size=256)))
+  shown = np.concatenate(list(pipeline.image_batches(source, 16, pipeline.spans(len(source), 256))))
   assert shown.shape == (manifest["kept"], 16, 16, 3)
   assert shown.std() > 20  # images, not the grey that stands for broken ones
   return manifest

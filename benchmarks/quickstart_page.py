@@ -85,7 +85,7 @@ def scenes_by_name(index):
   collection = Collection(index)
   (source,) = collection.sources
   source = pipeline.Source(source.name, source.directory, source.split)
-  scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
+  scenes = source.column("scene").astype(np.int8)
   return {
     collection.name(row): scenes[int(collection.names[row])] for row in range(len(collection))
   }

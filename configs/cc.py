@@ -46,6 +46,10 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.data = ConfigDict()
   config.data.name = "conceptual_captions"  # or shapes/<pairs>
   config.data.dir = ""  # directory of data sets; empty: ~/tensorflow_datasets
+  # Processes that decode images for this one; batches are the same for any number. 0: threads of
+  # this process; -1: threads on up to 8 cores, on more a process for every core but two. Where
+  # several processes train on one machine and each sees all its cores, give the number.
+  config.data.workers = -1
   config.data.augment = "random_resized_crop"  # or none; never a flip: "left" must stay left
   config.data.views = 1  # 2: cached features of mirrored photos, too; not where a caption says left
 
@@ -75,6 +79,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   text.pretrained = (
     "google-bert/bert-base-uncased"  # directory or Hugging Face id; "": from scratch
   )
+  text.revision = ""  # commit, tag or branch of a Hugging Face id; "": the newest
   text.freeze = "none"  # none | all (the projection still learns) | number of first blocks
   text.tokens = 32  # captions are truncated and padded to this
   text.pooling = "cls"  # or mean
@@ -97,6 +102,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.image = image = ConfigDict()
   image.family = "resnet"  # or vit, dinov2, clip, siglip; a pretrained tower brings it
   image.pretrained = "microsoft/resnet-50"
+  image.revision = ""
   image.freeze = "none"
   image.size = 224
   image.trunk = 0

@@ -13,6 +13,7 @@ def get_config(loss: str = "cross_example_softmax"):
 
   config.data.name = "shapes/20000"
   config.data.dir = "datasets"
+  config.data.workers = 0  # pictures of 64 pixels are decoded fast enough by threads
   config.data.augment = "none"
 
   text = config.text

@@ -72,6 +72,8 @@ def validate(config: ConfigDict, devices: int = 1, choices: dict | None = None) 
   _require(config, "clip_norm", config.clip_norm >= 0, "at least 0")
   _require(config, "ema_decay", 0 <= config.ema_decay < 1, "in [0, 1)")
   _require(config, "keep_every", config.keep_every >= 0, "at least 0")
+  workers = config.data.get("workers", 0)  # runs of older versions have none
+  _require(config, "data.workers", workers >= -1, "at least -1")
   profiled(config)
   if config.wandb and not importlib.util.find_spec("wandb"):
     raise ValueError(f"config.wandb={config.wandb!r} needs a package: pip install wandb")
@@ -115,12 +117,16 @@ def from_json(text: str) -> ConfigDict:
 
 
 def difference(old: ConfigDict, new: ConfigDict) -> list[str]:
-  """One line per field that differs, `config.field: old → new`."""
-  before, after = _flat(old.to_dict()), _flat(new.to_dict())
+  """One line per field that differs, `config.field: old → new`.
+
+  A field that an older version did not know is as if it were empty. The number of worker processes
+  is none of the run's: it changes nothing, and may be another on another machine.
+  """
+  before, after = flat(old), flat(new)
   return [
     f"config.{field}: {before.get(field, '(absent)')!r} → {after.get(field, '(absent)')!r}"
-    for field in sorted(before | after)
-    if before.get(field, ...) != after.get(field, ...)
+    for field in sorted((before | after).keys() - {"data.workers"})
+    if before.get(field, "") != after.get(field, "")
   ]
 
 
@@ -130,7 +136,7 @@ def _require(config, field, holds, allowed):
 
 
 def _get(config, field):
-  for name in field.split("."):
+  for name in field.split(".") if field else ():
     config = config[name]
   return config
 
@@ -141,7 +147,18 @@ def _tuples(value):
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _flat(fields):
+def flat(config: ConfigDict) -> dict:
+  """{"text.layers": 12, …}."""
   from flax import traverse_util  # not at the top: --help should not wait for jax
 
-  return traverse_util.flatten_dict(fields, sep=".")
+  return traverse_util.flatten_dict(config.to_dict(), sep=".")
+
+
+def updated(config: ConfigDict, fields: dict) -> ConfigDict:
+  """A copy with these fields of `flat`, also new ones; JSON's lists become tuples."""
+  config = ConfigDict(config).copy_and_resolve_references()
+  with config.unlocked():
+    for name, value in fields.items():
+      *parents, last = name.split(".")
+      _get(config, ".".join(parents))[last] = _tuples(value)
+  return config

@@ -6,6 +6,9 @@ Writes metrics.json, curves.npz and report.html with its plots and tables under 
 What scores mean is fitted once, on the split that config.calibration_split names (validation), and
 kept as calibration.json in the workdir, by which search and serve show probabilities. Evaluating
 another split judges it: were its promises kept there? If a model has none yet, it is made first.
+
+Several processes share the work (launch/local_processes.sh, --distributed), on a workdir that all
+see. Interrupted, the same command goes on from what was embedded.
 """
 
 import functools
@@ -44,14 +47,24 @@ def evaluate(
   ratings = {pathlib.Path(path).name: rated.read(path) for path in judgements}
   people = relevances.read_judgements(relevance) if relevance else None
 
+  import shutil
+
   import numpy as np
 
   from xe_retrieval.calibration import run as runs
+  from xe_retrieval.data import paths
   from xe_retrieval.evaluation import figures
   from xe_retrieval.report import page
   from xe_retrieval.search import index_audit
+  from xe_retrieval.training import processes
 
-  run = runs.Run(workdir, distractors, people, checkpoint)
+  scratch = out or default_out(workdir, split, dataset)
+  if paths.is_remote(scratch):
+    scratch = None  # a bucket: what is embedded stays in memory
+  else:
+    scratch = pathlib.Path(scratch)
+    scratch = scratch.with_name(f".{scratch.name}.embeddings")
+  run = runs.Run(workdir, distractors, people, checkpoint, scratch)
   plain, name = run.embed(dataset, split)
   pairs = run.correct(plain)
   sources = run.sources(pairs)
@@ -65,7 +78,7 @@ def evaluate(
   own = not dataset and split == run.calibration_split
   calibration = run.calibrate(pairs, sources, name, split) if own or publish else run.calibration()
   if calibration:
-    if own or publish:
+    if (own or publish) and processes.is_primary():
       calibration.write(workdir)
     run.judge(calibration, pairs, sources, result.metrics, seen=own or publish)
   if index == "scann":
@@ -75,6 +88,8 @@ def evaluate(
   if ratings:
     found = {name: rated.agreement(j, pairs) for name, j in ratings.items()}
     result.metrics["judgements"] = found
+  if not processes.is_primary():
+    return result.metrics, None
 
   out = paths.given(out or default_out(workdir, split, dataset and name))
   out.mkdir(parents=True, exist_ok=True)
@@ -82,6 +97,8 @@ def evaluate(
   curves = io.BytesIO()
   np.savez_compressed(curves, **result.curves)
   paths.write(out / "curves.npz", curves.getvalue())
+  if scratch:
+    shutil.rmtree(scratch, ignore_errors=True)
   if not report:
     return result.metrics, None
   title, config = f"{name} · {split}", run.config.to_dict()
@@ -117,9 +134,12 @@ def default_out(workdir, split, dataset=""):
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; the run is named as --workdir={argv[1]}")
+  from xe_retrieval.training import processes
+
   f = flags.FLAGS
   if not f.workdir and not f.pretrained:
     sys.exit("error: evaluate what? --workdir=DIR of a training run, or --pretrained=DIR")
+  processes.join(f.distributed)
   try:
     metrics, report = evaluate(
       f.workdir,
@@ -137,6 +157,8 @@ def main(argv):
     )
   except ValueError as e:
     sys.exit(f"error: {e}")
+  if not processes.is_primary():
+    return
   from xe_retrieval.report import terminal
 
   print(terminal.evaluation(metrics))
@@ -171,6 +193,9 @@ def _define_flags():
   )
   flags.DEFINE_enum("checkpoint", "best", ["best", "latest"], "Which checkpoint to evaluate.")
   flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
+  flags.DEFINE_bool(
+    "distributed", False, "One of the processes of a SLURM job or TPU pod; JAX finds the others."
+  )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Embeds every picture under a folder, or every image of a data set (shapes/20000:
 them searchable. The same command again embeds only what is new or changed and drops what is gone;
 another --images is added to those before; --remove takes one out. Interrupted, it goes on where it
 was. A running `serve` takes over the new state by itself. Files that are no pictures are skipped
-and listed.
+and listed. Several processes share the work (launch/local_processes.sh, --distributed), with --out
+on a disk that all see.
 
   python -m xe_retrieval.search --index=I "two dogs on a beach"
   python -m xe_retrieval.serve --index=I
@@ -35,7 +36,10 @@ def index(workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebui
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"error: unexpected argument {argv[1]!r}; a folder is given as --images={argv[1]}")
+  from xe_retrieval.training import processes
+
   f = flags.FLAGS
+  processes.join(f.distributed)
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
@@ -43,6 +47,8 @@ def main(argv):
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
     sys.exit("\nstopped; the same command goes on from there")
+  if not processes.is_primary():
+    return
   for _, name, reason in report.skipped[:10]:
     print(f"skipped {name!a}: {reason}", file=sys.stderr)
   if report.skipped:
@@ -62,6 +68,9 @@ def _define_flags():
     "kind", "auto", ["auto", "exact", "scann"], "auto: exact below 250,000 images, then ScaNN."
   )
   flags.DEFINE_bool("rebuild", False, "Embed everything anew, as after training another model.")
+  flags.DEFINE_bool(
+    "distributed", False, "One of the processes of a SLURM job or TPU pod; JAX finds the others."
+  )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import decoding, mesh, paths, pipeline, tokenization
+from xe_retrieval.preparation import cores
 from xe_retrieval.towers import bank as banks
 from xe_retrieval.towers import dual_encoder, export_format, pretrained
 from xe_retrieval.training import checkpoint_reader
@@ -58,6 +59,7 @@ def restore(workdir, which: str = "best") -> "Encoder":
   model = dual_encoder.from_config(config)
   like = jax.eval_shape(lambda: dual_encoder.init(config, model))
   step, variables = checkpoint_reader.read_model(workdir, which, like, mesh.replicated(mesh.make()))
+  variables = mesh.local(variables, mesh.make(jax.local_devices()))
   tokenizer = tokenization.load(workdir / "tokenizer", config.text)
   return Encoder(config, model, variables, tokenizer, step=step)
 
@@ -74,20 +76,16 @@ def read_exported(path) -> "Encoder":
 
 
 class Encoder:
-  """Both towers with their weights over all devices, compiled for batches of one size."""
+  """Both towers with their weights over this process's devices, compiled for one batch size."""
 
   def __init__(self, config, model, variables, tokenizer, devices=None, batch=BATCH, step=None):
     self.config, self.tokenizer, self.step = config, tokenizer, step
     self.model, self.variables = model, variables
     self.text_width = dual_encoder.feature_widths(config)["text"]
-    self._mesh = mesh.make(devices)
-    self._batch = math.ceil(batch / self._mesh.size) * self._mesh.size
-    rows, everywhere = mesh.rows(self._mesh), mesh.replicated(self._mesh)
-    several = jax.process_count() > 1  # then all have the same input, and want all vectors
-    out = everywhere if several else rows
-    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=out)
-    shard = lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: x[part])  # noqa: E731
-    self._put = shard if several else lambda x: x
+    self.mesh = mesh.make(devices or jax.local_devices())
+    self._batch = math.ceil(batch / self.mesh.size) * self.mesh.size
+    rows, everywhere = mesh.rows(self.mesh), mesh.replicated(self.mesh)
+    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=rows)
 
     def unit(method):
       return compiled(lambda v, x: _unit(model.apply(v, x, method=method)))
@@ -102,7 +100,7 @@ class Encoder:
 
   def text_features(self, captions: list[str], progress: bool = False) -> np.ndarray:
     """What the text tower makes of captions, before the projection: [n] -> float32 [n, width]."""
-    tokens = (self.tokenizer(captions[rows]) for rows in self._spans(len(captions)))
+    tokens = (self.tokenizer(captions[rows]) for rows in self.spans(len(captions)))
     name, width = "captions" if progress else None, self.text_width
     return self._all(self._text_features, tokens, len(captions), name, width)
 
@@ -118,11 +116,18 @@ class Encoder:
     """Batches of uint8 [≤ batch, size, size, 3], `count` images in all -> float32 [count, D]."""
     return self._all(self._image, batches, count, "images" if progress else None)
 
-  def embed_source(self, source: pipeline.Source, progress: bool = False) -> np.ndarray:
+  def embed_source(self, source: pipeline.Source) -> np.ndarray:
     """Every image of a split, in order -> float32 [M, D]."""
+    return np.concatenate(list(self.stream_images(source, self.spans(len(source)))))
+
+  def stream_images(self, source: pipeline.Source, spans: list[slice]):
+    """Yields float32 [n, D] for each span of records, at most a batch; unit norm."""
     view = decoding.View.of(self.config.image)
-    batches = pipeline.image_batches(source, view, self._batch)
-    return self.embed_squares(batches, len(source), progress)
+    return self._stream(self._image, pipeline.image_batches(source, view, spans))
+
+  def stream_text_features(self, captions, spans: list[slice]):
+    """Yields float32 [n, width] for each span of captions."""
+    return self._stream(self._text_features, (self.tokenizer(captions[span]) for span in spans))
 
   def fingerprint(self) -> str:
     """A hash of the weights, of how inputs are preprocessed and how scores are corrected."""
@@ -137,31 +142,33 @@ class Encoder:
       digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
 
-  def _spans(self, count):
-    return (slice(i, i + self._batch) for i in range(0, count, self._batch))
+  def spans(self, count: int) -> list[slice]:
+    """All rows, a batch in each."""
+    return pipeline.spans(count, self._batch)
 
   def _batches(self, rows):
-    return (rows[span] for span in self._spans(len(rows)))
+    return (rows[span] for span in self.spans(len(rows)))
 
   def _all(self, function, batches, count, name=None, width=None):
     out, done = np.zeros((count, width or self.config.embedding_dim), np.float32), 0
-    pending = collections.deque()  # one batch is computed while the next is made ready
     with tqdm(total=count, unit=f" {name}", disable=not name, file=sys.stdout, delay=2) as bar:
-
-      def collect():
-        vectors, rows = pending.popleft()
-        out[done : done + rows] = vectors[:rows]
-        bar.update(rows)
-        return done + rows
-
-      for batch in batches:
-        padding = [(0, self._batch - len(batch))] + [(0, 0)] * (batch.ndim - 1)
-        pending.append((function(self.variables, self._put(np.pad(batch, padding))), len(batch)))
-        if len(pending) > 1:
-          done = collect()
-      while pending:
-        done = collect()
+      for rows in self._stream(function, batches):
+        out[done : done + len(rows)] = rows
+        done += len(rows)
+        bar.update(len(rows))
     return out[:done]
+
+  def _stream(self, function, batches):
+    """Yields the rows of each batch, computed while the next one is made ready."""
+    pending = collections.deque()
+    for batch in batches:
+      padding = [(0, self._batch - len(batch))] + [(0, 0)] * (batch.ndim - 1)
+      pending.append((function(self.variables, np.pad(batch, padding)), len(batch)))
+      if len(pending) > 1:
+        vectors, rows = pending.popleft()
+        yield np.asarray(vectors)[:rows]
+    for vectors, rows in pending:
+      yield np.asarray(vectors)[:rows]
 
 
 class Model:
@@ -223,7 +230,7 @@ class Model:
   def _squares(self, images, part):
     """Batches of uint8 [≤ BATCH, size, size, 3], decoded by a thread per core."""
     cut = functools.partial(decoding.square, view=decoding.View.of(self.config.image))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(cores.available()) as pool:
       for start in range(part.start, part.stop, BATCH):
         rows = range(start, min(start + BATCH, part.stop))
         yield np.stack(list(pool.map(cut, (images[i] for i in rows), rows)))

@@ -21,14 +21,14 @@ import sys
 from absl import app, flags
 
 from xe_retrieval import config as config_lib
-from xe_retrieval.preparation import archives, caption_tables, jobs, records
+from xe_retrieval.preparation import archives, caption_tables, cores, jobs, records
 
 
 def prepare(job: jobs.Job, out: str, options: records.Options, processes=1, progress=False) -> dict:
   """Makes the data set under `out` and returns its manifest."""
 
   def register(*arguments):
-    from xe_retrieval.data import datasets  # here: importing TensorFlow takes seconds
+    from xe_retrieval.data import datasets  # here: importing TFDS takes a second
 
     datasets.register(*arguments)
 
@@ -168,7 +168,7 @@ def _define_flags():
     "shares", "train=0.9,validation=0.05,test=0.05", "Shares of images, if the data name no splits."
   )
   flags.DEFINE_bool("strict", False, "Stop at the first row that would be left out.")
-  flags.DEFINE_integer("processes", os.cpu_count(), "Worker processes.", lower_bound=1)
+  flags.DEFINE_integer("processes", cores.available(), "Worker processes.", lower_bound=1)
 
 
 if __name__ == "__main__":

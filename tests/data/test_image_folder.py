@@ -36,7 +36,7 @@ def test_every_picture_in_order_and_broken_ones_grey(photos, caplog, monkeypatch
   source = image_folder.open_images(str(photos))
   assert [entry.name for entry in image_folder.walk(photos)] == NAMES
   assert (len(source), source.split, source.captions()) == (7, "images", None)
-  found = np.concatenate(list(pipeline.image_batches(source, 64, 4)))
+  found = np.concatenate(list(pipeline.image_batches(source, 64, pipeline.spans(7, 4))))
   assert found.shape == (7, 64, 64, 3)
   grey = [bool((image == 127).all()) for image in found]
   assert grey == [name.startswith(("broken", "dangling")) for name in NAMES]
@@ -45,7 +45,7 @@ def test_every_picture_in_order_and_broken_ones_grey(photos, caplog, monkeypatch
     scene = shapes.render(shapes.scene(0, "train", number)).astype(float)
     assert np.abs(found[NAMES.index(name)] - scene).mean() < 6  # JPEG of few pixels
   np.testing.assert_array_equal(
-    np.concatenate(list(pipeline.image_batches(source, 64, 4, start=1))), found[4:]
+    np.concatenate(list(pipeline.image_batches(source, 64, [slice(4, 7)]))), found[4:]
   )
 
 
@@ -53,7 +53,7 @@ def test_a_broken_picture_is_counted_once(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)  # to caplog
   (tmp_path / "a.png").write_bytes(b"broken")
   source = image_folder.ImageFolder(tmp_path)
-  assert [len(batch) for batch in pipeline.image_batches(source, 8, 64)] == [1]
+  assert [len(batch) for batch in pipeline.image_batches(source, 8, [slice(0, 1)])] == [1]
   assert ": 1 broken images are shown grey" in caplog.text
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from xe_retrieval import prepare
 from xe_retrieval.data import decoding, pipeline, shapes, tokenization
+from xe_retrieval.data.feed import pairs
 from xe_retrieval.preparation import records
 
 
@@ -55,7 +56,7 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
   config.steps = 8
   ids = [b["image_id"] for b in batches(source, tokenizer, config)]
   first, second = np.concatenate(ids[:4]), np.concatenate(ids[4:])
-  np.testing.assert_array_equal(np.sort(first), np.sort(source.columns("image_id")["image_id"]))
+  np.testing.assert_array_equal(np.sort(first), np.sort(source.column("image_id")))
   np.testing.assert_array_equal(np.sort(first), np.sort(second))
   assert (first != second).any()
   config.seed = 1
@@ -65,9 +66,9 @@ def test_an_epoch_shows_every_image_once_and_the_next_in_another_order(source, t
 def test_images_match_their_captions(source, tokenizer, config):
   config.image.size = 64
   batch = batches(source, tokenizer, config)[0]
-  scenes = {i: s for i, s in zip(*source.columns("image_id", "scene").values(), strict=True)}
+  scenes = dict(zip(source.column("image_id"), source.column("scene"), strict=True))
   captions = source.captions()
-  records = list(source.columns("image_id")["image_id"])
+  records = list(source.column("image_id"))
   for row in range(16):
     image_id = batch["image_id"][row]
     np.testing.assert_array_equal(
@@ -79,18 +80,17 @@ def test_images_match_their_captions(source, tokenizer, config):
 
 
 def test_equal_captions_have_equal_ids(source):
-  columns = source.columns("captions", "text_ids")
   by_caption = {}
-  for captions, ids in zip(columns["captions"], columns["text_ids"], strict=True):
+  for captions, ids in zip(source.captions(), source.column("text_ids"), strict=True):
     for caption, number in zip(captions, ids, strict=True):
       assert by_caption.setdefault(caption, number) == number
   assert len(set(by_caption.values())) == len(by_caption) < len(source)
 
 
 def test_evaluation_keeps_the_short_last_batch(source):
-  got = list(pipeline.image_batches(source, 64, batch_size=24))
+  got = list(pipeline.image_batches(source, 64, pipeline.spans(64, 24)))
   assert [len(b) for b in got] == [24, 24, 16]
-  scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
+  scenes = source.column("scene").astype(np.int8)
   np.testing.assert_array_equal(np.concatenate(got), [shapes.render(s) for s in scenes])
 
 
@@ -135,7 +135,7 @@ def test_tokens_are_those_of_the_library(tokenizer, tmp_path):
 
 def test_crops_are_inside_the_image_and_of_every_size_place_and_aspect(source):
   encoded = [source.image(0)] * 2_000
-  draws = pipeline._hash(0, 0, np.arange(2_000))
+  draws = pairs._hash(0, 0, np.arange(2_000))
   y, x, height, width = decoding.random_crops(encoded, draws).T
   assert min(y.min(), x.min()) == 0 and max((y + height).max(), (x + width).max()) == 64
   area, aspect = height * width / 64**2, width / height
@@ -198,13 +198,13 @@ def test_a_broken_image_is_grey_and_the_run_goes_on(tmp_path, config, tokenizer)
   grey = (np.abs(shown.astype(int) - 127) < 3).all((1, 2, 3))
   assert len(shown) == 48 and grey.sum() == 1
   chex.assert_trees_all_equal(batches(source, tokenizer, config, start=1), whole[1:])
-  assert [len(b) for b in pipeline.image_batches(source, 16, batch_size=40)] == [40, 8]
+  assert [len(b) for b in pipeline.image_batches(source, 16, pipeline.spans(48, 40))] == [40, 8]
 
 
 def test_starting_late_reads_no_earlier_record(source, tokenizer, config, monkeypatch):
   config.steps = 10**9
-  read, indices = source.read, []
-  monkeypatch.setattr(source, "read", lambda rows: indices.extend(rows) or read(rows))
+  read, indices = source.records.read, []
+  monkeypatch.setattr(source.records, "read", lambda rows: indices.extend(rows) or read(rows))
   (last,) = batches(source, tokenizer, config, start=10**9 - 1)
   assert last["image"].shape == (16, 16, 16, 3)
   np.testing.assert_array_equal(indices, pipeline.choice(64, config)(10**9 - 1)[0])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from xe_retrieval.evaluation import bootstrap, neighbour_counts, precision_recall
+from xe_retrieval.evaluation import bootstrap, pair_counts, precision_recall
 
 
 def test_neighbours_equal_to_counting():
@@ -11,7 +11,7 @@ def test_neighbours_equal_to_counting():
   text, image = random.standard_normal((70, 8)), random.standard_normal((333, 8))
   text, image = text.astype(np.float32), image.astype(np.float32)
   levels = np.float32([-2, 0, 0.5, 3])
-  found = neighbour_counts.count(text, [image[:100], image[100:]], levels)
+  found = pair_counts.Matches(text, image, np.zeros(70, int)).count(levels=levels)
   scores = text @ image.T
   np.testing.assert_array_equal(found.counts, (scores[:, :, None] >= levels).sum(axis=1))
   np.testing.assert_allclose(found.top, -np.sort(-scores, axis=1)[:, :100], rtol=1e-6)
@@ -50,7 +50,7 @@ def test_resampled_curve_of_everything_is_the_curve():
   text = image + random.standard_normal((60, 8)).astype(np.float32)
   curve = precision_recall.curve(text, image, np.arange(60))
   levels = bootstrap.levels(curve.own)
-  seen = neighbour_counts.count(text, [image], levels)
+  seen = pair_counts.Matches(text, image, np.arange(60)).count(levels=levels)
   once = bootstrap.curves(seen, curve.own, np.ones((1, 60), np.float32))
   assert once.average_precision[0] == pytest.approx(curve.average_precision, abs=1e-6)
   np.testing.assert_array_equal(once.thresholds, curve.thresholds)
@@ -59,9 +59,8 @@ def test_resampled_curve_of_everything_is_the_curve():
 
 def test_a_sample_that_returns_nothing_has_no_perfect_precision():
   # Two queries with their image at 0.9 and 0.1; the second one is drawn twice.
-  seen = neighbour_counts.NeighbourCounts(
-    np.float32([0.1, 0.9]), np.array([[2, 1], [2, 0]]), np.float32([[0.9], [0.5]])
-  )
+  counts, top = np.array([[2, 1], [2, 0]]), np.float32([[0.9], [0.5]])
+  seen = pair_counts.PairCounts(None, None, np.float32([0.1, 0.9]), counts, top, 2)
   found = bootstrap.curves(seen, np.float32([0.9, 0.1]), np.float32([[0, 2], [1, 1]]))
   np.testing.assert_array_equal(found.thresholds, np.float32([0.9, 0.1]))
   np.testing.assert_allclose(found.precision, [[0, 0.5], [1, 0.5]])

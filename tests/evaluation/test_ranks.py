@@ -1,10 +1,13 @@
 """Streaming ranks against a stable sort of the whole score matrix."""
 
+import dataclasses
+
+import chex
 import jax
 import numpy as np
 import pytest
 
-from xe_retrieval.evaluation import ranks, score_tiles
+from xe_retrieval.evaluation import pair_counts, ranks, score_tiles
 
 
 def test_by_hand():
@@ -78,6 +81,31 @@ def test_on_devices(count, monkeypatch):
     ranks.image_to_text(text, image, image_of_text, devices=devices),
     ranks.image_to_text(text, image, image_of_text),
   )
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_counts_on_devices_equal_those_of_numpy(count, monkeypatch):
+  monkeypatch.setattr(score_tiles, "QUERIES", 20)
+  monkeypatch.setattr(score_tiles, "DOCUMENTS", 64)
+  rng = np.random.default_rng(3)
+  # Whole numbers: their products are exact, so that every count is the same.
+  text, image, far = (rng.integers(-3, 4, (n, 8)).astype(np.float32) for n in (50, 130, 90))
+  own = rng.integers(0, 130, 50)
+  found = []
+  for devices in ([], jax.devices()[:count]):
+    matches = pair_counts.Matches(text, image, own, devices)
+    near = matches.count(levels=[-10, 0, 10])
+    found.append((matches.own, near, near + matches.count([far], levels=[-10, 0, 10])))
+  chex.assert_trees_all_equal(*((o, *map(dataclasses.astuple, both)) for o, *both in found))
+  own_scores, near, every = found[0]
+  scores = text @ np.concatenate([image, far]).T
+  np.testing.assert_array_equal(own_scores, scores[np.arange(50), own])
+  at = np.unique(own_scores)
+  np.testing.assert_array_equal(near.returned, [(scores[:, :130] >= t).sum() for t in at])
+  np.testing.assert_array_equal(every.returned, [(scores >= t).sum() for t in at])
+  np.testing.assert_array_equal(every.counts[:, 1], (scores >= 0).sum(axis=1))
+  np.testing.assert_array_equal(every.top, -np.sort(-scores, axis=1)[:, :100])
+  assert every.documents == 220
 
 
 def test_constant_scores_are_chance():

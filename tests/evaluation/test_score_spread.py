@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from xe_retrieval.evaluation import neighbour_counts, precision_recall, score_spread
+from xe_retrieval.evaluation import pair_counts, precision_recall, score_spread
 from xe_retrieval.evaluation.embedded import Images, Pairs
 from xe_retrieval.evaluation.relevance import Relevance
 
@@ -76,7 +76,7 @@ def test_shifted_queries_differ_and_their_order_does_not():
 
 def test_bands():
   top = np.linspace(0, 1, 101, dtype=np.float32)[:, None] - np.float32([[0.0] * 9 + [0.5]])
-  counts = neighbour_counts.NeighbourCounts(np.float32([0]), np.zeros((101, 1)), top)
+  counts = pair_counts.PairCounts(None, None, np.float32([0]), np.zeros((101, 1)), top, 10)
   first, tenth = score_spread.bands(counts)
   assert (first["neighbours"], tenth["neighbours"]) == (1, 10)
   assert [first[k] for k in ("p5", "median", "p95", "width")] == pytest.approx(
@@ -90,7 +90,7 @@ def test_best_f1():
   levels = np.float32([0.9, 0.8, 0.6, 0.3])
   curve = precision_recall.Curve(levels, np.arange(1, 5), np.array([1, 2, 4, 7]), 4, 16)
   top = np.float32([[0.9], [0.8], [0.6], [0.3]])
-  counts = neighbour_counts.NeighbourCounts(levels, np.zeros((4, 4)), top)
+  counts = pair_counts.PairCounts(None, None, levels, np.zeros((4, 4)), top, 4)
   found = score_spread.best_f1(curve, counts)
   assert found["threshold"] == pytest.approx(0.6)
   assert [found[k] for k in ("f1", "precision", "recall")] == pytest.approx([75, 75, 75])

@@ -17,12 +17,12 @@ def test_a_table_becomes_records_with_all_captions(tmp_path, photos):
   rows = [("1.jpg", "one"), ("0.jpg", "nought"), ("1.jpg", "ONE more"), ("0.jpg", "one")]
   manifest = run(prepare.table(write_table(tmp_path / "t.tsv", rows), photos), tmp_path)
   data = source(tmp_path, "captions/t")
-  assert data.captions() == [["one", "ONE more"], ["nought", "one"]]
+  assert list(data.captions()) == [["one", "ONE more"], ["nought", "one"]]
   assert data.image(0) == (photos / "1.jpg").read_bytes()  # byte for byte
-  columns = data.columns("text_ids", "file", "caption_ids")
-  assert columns["text_ids"][0][0] == columns["text_ids"][1][1] != columns["text_ids"][0][1]
-  assert columns["file"] == [b"1.jpg", b"0.jpg"]
-  assert columns["caption_ids"][0] == [b"1.jpg#0", b"1.jpg#1"]
+  text_ids = data.column("text_ids")
+  assert text_ids[0][0] == text_ids[1][1] != text_ids[0][1]
+  assert list(data.column("file")) == [b"1.jpg", b"0.jpg"]
+  assert data.column("caption_ids")[0] == [b"1.jpg#0", b"1.jpg#1"]
   assert (manifest["kept"], manifest["rejected"]) == (4, {})
   assert (len(data), data.pairs) == (2, 4)
   assert not (tmp_path / "out" / "unfinished").exists()
@@ -49,9 +49,7 @@ def test_splits_are_by_image_and_as_large_as_requested(tmp_path, photos):
   options = records.Options(shares=(("train", 0.5), ("test", 0.5)))
   job = prepare.table(write_table(tmp_path / "t.tsv", rows), photos)
   manifest = run(job, tmp_path, options)
-  ids = {
-    s: source(tmp_path, "captions/t", s).columns("image_id")["image_id"] for s in ("train", "test")
-  }
+  ids = {s: source(tmp_path, "captions/t", s).column("image_id") for s in ("train", "test")}
   assert not set(ids["train"]) & set(ids["test"])
   assert 0.3 < len(ids["train"]) / 200 < 0.7
   assert len(set(ids["train"])) + len(set(ids["test"])) == 150
@@ -191,10 +189,9 @@ def test_coco(tmp_path, photos, folders):
   }
   assert manifest["rejected"] == {"empty caption": 1}
   data = source(tmp_path, "captions/coco")
-  columns = data.columns("file", "caption_ids")
-  assert columns["file"][2] == b"2.jpg"  # the name that judgements use, wherever the file lies
-  assert columns["caption_ids"][2] == [b"110", b"111", b"112", b"113", b"114"]
-  assert source(tmp_path, "captions/coco", "validation").captions() == [["a b"]]
+  assert data.column("file")[2] == b"2.jpg"  # the name that judgements use, wherever the file lies
+  assert data.column("caption_ids")[2] == [b"110", b"111", b"112", b"113", b"114"]
+  assert list(source(tmp_path, "captions/coco", "validation").captions()) == [["a b"]]
   rejected = (tmp_path / "out/captions/coco/1.0.0/rejected.tsv").read_text()
   assert "captions_val2017.json:annotation 8\t10.jpg\tempty caption" in rejected
 

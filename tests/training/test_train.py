@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 from tensorboard.compat.proto import event_pb2
 
+from tests.conftest import ROOT
 from xe_retrieval import main
 from xe_retrieval import model as models
-from xe_retrieval.data import mesh, pipeline
+from xe_retrieval.data import mesh, pipeline, tokenization
 from xe_retrieval.data.cpu_tensorflow import tf
 from xe_retrieval.evaluation import embedded, figures
 from xe_retrieval.training import dry_run, loop, step
@@ -141,3 +143,19 @@ def test_validation_keeps_no_weights_on_the_devices(config, finished):
 def test_a_directory_without_a_run_is_refused(tmp_path):
   with pytest.raises(ValueError, match="config.json"):
     models.restore(tmp_path)
+
+
+@pytest.mark.parametrize("freeze", ["none", "all"])
+def test_a_resumed_run_needs_no_pretrained_weights(config, tmp_path, freeze):
+  bert = shutil.copytree(ROOT / "tests" / "towers" / "references" / "bert", tmp_path / "bert")
+  tokenization.train(["a red circle"], 40, 8).save(bert)
+  config.text.pretrained, config.text.freeze, config.text.tokens = str(bert), freeze, 8
+  config.data.dir = str(tmp_path)
+  done = run(config, tmp_path / "run", ONE)
+  cached = sorted((tmp_path / "features").glob("*")) if freeze == "all" else []
+  shutil.rmtree(bert)
+  chex.assert_trees_all_equal(run(config, tmp_path / "run", ONE), done)
+  assert len(cached) == (2 if freeze == "all" else 0)
+  assert cached == sorted((tmp_path / "features").glob("*"))  # the same keys
+  with pytest.raises(ValueError, match="neither a path on this machine nor a Hugging Face id"):
+    run(config, tmp_path / "another", ONE)

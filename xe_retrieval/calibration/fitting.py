@@ -6,6 +6,7 @@ from xe_retrieval.calibration import calibrator as calibrators
 from xe_retrieval.calibration import counts as counting
 from xe_retrieval.calibration.calibrator import CELL, CELLS, LIMIT, Calibrator, Queries
 from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.training import processes
 
 
 def describe(bank, text, features) -> Queries:
@@ -26,15 +27,14 @@ def fit(
   group = calibrators.assign(cuts, asked)
   half = pairs.image_of_text[relevance.queries] % 2  # captions of one image stay together
   histograms = np.zeros((2, len(cuts) + 1, 2, CELLS), np.int64)
-  done = 0
-  for _, scores, right in relevances.scored(pairs, gallery, relevance, "calibrating"):
+  for rows, scores, right in relevances.scored(pairs, gallery, relevance, "calibrating"):
     cells = np.clip(((scores + LIMIT) / CELL).astype(np.int64), 0, CELLS - 1)
-    for cell, yes in zip(cells, right, strict=True):
-      into = histograms[half[done], group[done]]
+    at = np.searchsorted(relevance.queries, rows)
+    for q, cell, yes in zip(at, cells, right, strict=True):
+      into = histograms[half[q], group[q]]
       into[0] += np.bincount(cell[yes], minlength=CELLS)
       into[1] += np.bincount(cell[~yes], minlength=CELLS)
-      done += 1
-  calibrator, others = calibrators.fit(cuts, histograms, asked, rare)
+  calibrator, others = calibrators.fit(cuts, processes.total(histograms), asked, rare)
   return calibrator, count(pairs, gallery, relevance, queries, *others)
 
 
@@ -47,23 +47,26 @@ def count(pairs, gallery, relevance, queries: Queries, *calibrator) -> counting.
   relevant, own, irrelevant = (np.zeros(shape, np.int32) for _ in range(3))
   every = np.arange(len(gallery[0].vectors))
   columns = np.zeros((2, len(every), len(counting.LEVELS) + 1), np.int32)
-  positives, done = 0, 0
+  positives = 0
   for rows, scores, right in relevances.scored(pairs, gallery, relevance, "counting pairs"):
     mine = pairs.image_of_text[rows]
     levels = np.empty((len(rows), len(counting.LEVELS)))
     for i, one in enumerate(calibrator):
       which = np.flatnonzero(mine % len(calibrator) == i)
       levels[which] = one.score(counting.LEVELS, queries[rows[which]])
-    for score, yes, level, m in zip(scores, right, levels, mine, strict=True):
-      relevant[done] = _at_least(score[yes], level)
-      own[done] = yes[m] & (score[m] >= level)
-      irrelevant[done] = _at_least(score[~yes], level)
+    at = np.searchsorted(relevance.queries, rows)
+    for q, score, yes, level, m in zip(at, scores, right, levels, mine, strict=True):
+      relevant[q] = _at_least(score[yes], level)
+      own[q] = yes[m] & (score[m] >= level)
+      irrelevant[q] = _at_least(score[~yes], level)
       passed = np.searchsorted(level, score[: len(every)], side="right")  # how many levels
       passed[m] = 0  # the own image is counted with the query
       columns[1, every, passed] += 1
       columns[0, every, passed] += yes[: len(every)]
-      done += 1
     positives += int(right.sum())
+  counted = relevant, own, irrelevant, columns
+  relevant, own, irrelevant, columns = map(processes.total, counted)
+  positives = int(processes.total(np.array([positives]))[0])
   images = sum(len(part.vectors) for part in gallery)
   group = pairs.image_of_text[relevance.queries]
   columns = np.cumsum(columns[:, :, :0:-1], axis=2)[:, :, ::-1]  # pairs from each level on

@@ -5,6 +5,7 @@ import numpy as np
 from xe_retrieval.calibration import fitting, keywords
 from xe_retrieval.calibration.counts import LEVELS
 from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.training import processes
 
 TARGETS = (0.3, 0.5, 0.7, 0.9)
 TOP = 10  # results of a query whose probabilities are judged
@@ -55,13 +56,15 @@ def shown_probability(calibration, pairs, gallery, sources) -> dict:
   images = sum(len(part.vectors) for part in gallery)
   for meaning, source in _matching(calibration, sources, gallery):
     queries = _described(calibration, pairs, source)
-    shown, right = [], []
+    best = min(TOP, images)
+    shown, right = np.full((2, len(pairs.text), best), np.nan)
     for rows, scores, relevant in relevances.scored(pairs, gallery, source):
-      top = np.argpartition(-scores, min(TOP, scores.shape[1]) - 1, axis=1)[:, :TOP]
+      top = np.argpartition(-scores, best - 1, axis=1)[:, :best]
       logits = meaning.calibrator.logit(np.take_along_axis(scores, top, axis=1), queries[rows])
-      shown.append(meaning.probability(logits, images).ravel())
-      right.append(np.take_along_axis(relevant, top, axis=1).ravel())
-    out[source.name] = reliability(np.concatenate(shown), np.concatenate(right))
+      shown[rows] = meaning.probability(logits, images)
+      right[rows] = np.take_along_axis(relevant, top, axis=1)
+    shown, right = processes.known(shown).ravel(), processes.known(right).ravel()
+    out[source.name] = reliability(shown, right.astype(bool))
   return out
 
 

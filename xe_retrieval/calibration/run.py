@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import pathlib
 import sys
 
 from xe_retrieval import model as models
@@ -11,17 +13,19 @@ from xe_retrieval.evaluation import embedded
 from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.towers import bank as banks
 from xe_retrieval.towers import sentence_encoder
-from xe_retrieval.training import features
+from xe_retrieval.training import features, processes
 
 
 class Run:
   """A model, its data, and the images that are searched besides.
 
-  `plain_distractors` have unit vectors, `distractors` those of the scores in use.
+  `plain_distractors` have unit vectors, `distractors` those of the scores in use. With several
+  processes, all walk the same path; process 0 writes. Under `scratch` lies what an interrupted run
+  has embedded.
   """
 
-  def __init__(self, workdir, distractors=(), people=None, checkpoint="best"):
-    self.workdir, self.people = paths.given(workdir), people
+  def __init__(self, workdir, distractors=(), people=None, checkpoint="best", scratch=None):
+    self.workdir, self.people, self._scratch = paths.given(workdir), people, scratch
     self.encoder = models.restore(self.workdir, checkpoint)
     self.config = self.encoder.config
     self.calibration_split = self.config.get("calibration_split", "validation")
@@ -34,7 +38,7 @@ class Run:
     """-> Pairs of a split as unit vectors, and what its data set is called."""
     source = self._source(dataset or self.config.data.name, split)
     tables = features.of(self.encoder, source)
-    return embedded.embed(self.encoder, source, tables, progress=True), source.name
+    return embedded.embed(self.encoder, source, tables, self._place(source)), source.name
 
   def correct(self, pairs):
     """Pairs with unit vectors -> with those whose products are the scores in use."""
@@ -78,19 +82,17 @@ class Run:
 
   def calibration(self):
     """That of the workdir; if it has none of this checkpoint, it is made and written."""
-    try:
-      if known := artifact.read(self.workdir, self.fingerprint):
-        return known
-    except ValueError as e:
-      print(f"calibrated anew: {e}", file=sys.stderr)
+    if known := self._read(artifact.read, "calibrated anew"):
+      return known
     try:
       pairs, name = self.embed("", self.calibration_split)
     except ValueError as e:
-      print(f"not calibrated: {e}", file=sys.stderr)
+      _say(f"not calibrated: {e}")
       return None
     pairs = self.correct(pairs)
     made = self.calibrate(pairs, self.sources(pairs), name, self.calibration_split)
-    made.write(self.workdir)
+    if processes.is_primary():
+      made.write(self.workdir)
     return made
 
   def judge(self, calibration, pairs, sources, metrics, seen):
@@ -130,20 +132,31 @@ class Run:
   @functools.cached_property
   def bank(self):
     """That of the workdir, made now if there is none of this model; None: its data are gone."""
-    try:
-      if known := banks.read(self.workdir, self.fingerprint):
-        return known
-    except ValueError as e:
-      print(f"made anew: {e}", file=sys.stderr)
+    if known := self._read(banks.read, "made anew"):
+      return known
     try:
       source = self._source(self.config.data.name, "train")
     except ValueError as e:
-      print(f"no bank of training captions: {e}", file=sys.stderr)
+      _say(f"no bank of training captions: {e}")
       return None
     size = self.config.get("bank", {}).get("size", banks.SIZE)
     made = banks.make(self.encoder, source, features.of(self.encoder, source), size)
-    made.write(self.workdir / banks.NAME)
+    if processes.is_primary():
+      made.write(self.workdir / banks.NAME)
     return made
+
+  def _read(self, read, otherwise):
+    """What the workdir has of this model; None in all processes if one of them finds nothing."""
+    found, why = None, ""
+    try:
+      found = read(self.workdir, self.fingerprint)
+    except ValueError as e:
+      why = f"{otherwise}: {e}"
+    if "" not in processes.exchange("workdir", "there" if found else ""):
+      return found
+    if why:
+      _say(why)
+    return None
 
   @functools.cached_property
   def scoring(self):
@@ -159,7 +172,7 @@ class Run:
       try:
         self._sentences = sentence_encoder.load(path, features.directory(self.config))
       except (OSError, ValueError) as e:
-        print(f"relevance by captions is left out: {e}", file=sys.stderr)
+        _say(f"relevance by captions is left out: {e}")
     return self._sentences
 
   def _source(self, name, split):
@@ -168,7 +181,19 @@ class Run:
   def _images(self, text):
     source = image_folder.open_images(text, self.config.data.dir)
     tables = features.of(self.encoder, source, ("image",))
-    return embedded.images(self.encoder, source, tables, progress=True)
+    return embedded.images(self.encoder, source, tables, self._place(source))
+
+  def _place(self, source):
+    """Where shards of embeddings of this model and split lie until the evaluation is complete."""
+    if self._scratch is None:
+      return None
+    key = hashlib.sha256(f"{self.fingerprint} {source.fingerprint()}".encode()).hexdigest()[:20]
+    return pathlib.Path(self._scratch) / f"{source.split}-{key}"
+
+
+def _say(line):
+  if processes.is_primary():
+    print(line, file=sys.stderr)
 
 
 def _joined(judge, calibration, gallery, asked, out):

@@ -1,4 +1,7 @@
-"""TensorFlow as this project uses it: an input pipeline on the host, never on an accelerator."""
+"""TensorFlow for TensorBoard, ScaNN and Google's checkpoints: on the host, never on an accelerator.
+
+Import it where it is needed: it takes seven seconds of CPU and 0.4 GB.
+"""
 
 import os
 

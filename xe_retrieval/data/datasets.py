@@ -11,14 +11,13 @@ import os
 import re
 
 import numpy as np
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 from etils import epath
 from PIL import Image
 from tqdm import tqdm
 
-from xe_retrieval.data import lock, paths, shapes
-from xe_retrieval.data.cpu_tensorflow import tf  # noqa: F401  (before tfds: keeps it off accelerators)
-
-import tensorflow_datasets as tfds  # isort: skip
+from xe_retrieval.data import columns, lock, paths, shapes
 
 tfds.disable_progress_bar()  # it shows a dozen bars per data set; `Shapes` shows one
 SPLITS = ("train", "validation", "test")
@@ -112,12 +111,26 @@ class _Prepared(_Quiet, tfds.core.dataset_builder.FileReaderBuilder, skip_regist
       for (path, _, _), target in zip(parts, names.sharded_filepaths(len(parts)), strict=True):
         _link(path, target)
       lengths, sizes = [n for _, n, _ in parts], [size for _, _, size in parts]
+      self._write_columns(split, names.sharded_filepaths(len(parts)), lengths)
       splits.append(
         tfds.core.SplitInfo(
           name=split, shard_lengths=lengths, num_bytes=sum(sizes), filename_template=names
         )
       )
     self.info.set_splits(tfds.core.splits.SplitDict(splits))
+
+  def _write_columns(self, split, shards, lengths):
+    def blocks():
+      for path, count in zip(shards, lengths, strict=True):
+        reader = array_record_module.ArrayRecordReader(str(path))
+        for i in range(0, count, columns.BLOCK):
+          yield reader.read(i, min(i + columns.BLOCK, count))
+        reader.close()
+
+    names = [name for name in self.info.features if name != "image"]
+    total = -(-sum(lengths) // columns.BLOCK)
+    shown = tqdm(blocks(), f"columns of {split}", total, leave=False, delay=2)
+    columns.write(self.data_path / "columns" / split, shards, names, sum(lengths), shown)
 
 
 class ConceptualCaptions(_Prepared):

@@ -72,6 +72,11 @@ def random_crops(encoded, draws) -> np.ndarray:
   return np.concatenate([begin, extent], 1).astype(np.int32)
 
 
+def boxes(encoded, draws, augment: str, view: View) -> np.ndarray:
+  """Where training crops each image; bytes [n], int64 [n] -> int32 [n, 4]."""
+  return random_crops(encoded, draws) if augment != "none" else whole(encoded, view)
+
+
 def whole(encoded, view: View) -> np.ndarray:
   """The boxes that evaluation takes: the centres; all zeros where `view` does it otherwise."""
   return centres(encoded) if view.resize == "crop" else np.zeros((len(encoded), 4), np.int32)
@@ -135,12 +140,11 @@ def _fill(out, image):
   return out
 
 
-def decode_all(encoded, boxes, view: View, pool) -> tuple[np.ndarray, int]:
-  """Decodes in a thread pool -> uint8 [n, size, size, 3], number of broken images.
+def decode_all(encoded, boxes, view: View, out: np.ndarray, run=map) -> int:
+  """Decodes into `out`, uint8 [n, size, size, 3] -> the number of broken images.
 
-  Broken images are grey: one bad file should not end a long run.
+  Broken images are grey: one bad file should not end a long run. `run` maps over parts of them.
   """
-  out = _aligned((len(encoded), view.size, view.size, 3))
 
   def several(start):
     broken = 0
@@ -152,7 +156,7 @@ def decode_all(encoded, boxes, view: View, pool) -> tuple[np.ndarray, int]:
         broken += 1
     return broken
 
-  return out, sum(pool.map(several, range(0, len(encoded), _AT_ONCE)))
+  return sum(run(several, range(0, len(encoded), _AT_ONCE)))
 
 
 def square(image, index=0, view: View | int = 224):  # -> uint8 [size, size, 3]
@@ -213,11 +217,12 @@ def _line(error):
 _AT_ONCE = 8  # images per task of a thread: fewer switches between threads
 
 
-def _aligned(shape):
-  """An empty uint8 array at a multiple of 64 bytes, which TensorFlow takes without a copy."""
-  memory = np.empty(int(np.prod(shape)) + 64, np.uint8)
+def aligned(shape, dtype=np.uint8) -> np.ndarray:
+  """An empty array at a multiple of 64 bytes, which JAX takes without a copy on a CPU."""
+  size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+  memory = np.empty(size + 64, np.uint8)
   start = -memory.ctypes.data % 64
-  return memory[start : start + int(np.prod(shape))].reshape(shape)
+  return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _sizes(encoded):

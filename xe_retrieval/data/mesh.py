@@ -22,6 +22,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+def local(tree, mesh: Mesh):
+  """Arrays that are replicated over the devices of all processes -> over this process's `mesh`."""
+  own = lambda x: x if x.is_fully_addressable else x.addressable_data(0)  # noqa: E731
+  return jax.device_put(jax.tree.map(own, tree), replicated(mesh))
+
+
 def fsdp(mesh: Mesh, tree):
   """A sharding for each array of a tree: along its longest axis that divides evenly (FSDP).
 

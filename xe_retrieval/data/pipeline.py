@@ -7,20 +7,22 @@ processes, and after a resume, it holds the same pairs and the same crops.
 
 import collections
 import concurrent.futures
+import contextlib
 import functools
-import hashlib
+import itertools
 import json
-import os
 from collections.abc import Iterator
 
 import jax
 import numpy as np
+import tensorflow_datasets as tfds
 from absl import logging
 
-from xe_retrieval.data import datasets, decoding
-from xe_retrieval.data.cpu_tensorflow import tf
+from xe_retrieval.data import columns, datasets, decoding
+from xe_retrieval.data.feed import examples, pairs, workers
+from xe_retrieval.preparation import cores
 
-import tensorflow_datasets as tfds  # isort: skip
+choice, int32 = pairs.choice, pairs.int32
 
 
 class Source:
@@ -32,60 +34,49 @@ class Source:
       raise ValueError(f"{name} has no split {split!r}; it has {', '.join(builder.info.splits)}")
     self.name, self.split = datasets.title(name, builder), split
     self.features = builder.info.features
-    self._records = builder.as_data_source(
-      split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
-    )
+    raw = tfds.decode.DeserializeMethod.RAW_BYTES
+    source = builder.as_data_source(split, deserialize_method=raw)
+    self.records = pairs.Records(source.data_source)  # picklable
+    self._directory, self._shards = builder.data_path, builder.info.splits[split].filepaths
 
     manifest = builder.data_path / "manifest.json"
     parts = json.loads(manifest.read_text())["splits"] if manifest.exists() else {}
     self.pairs = parts[split]["pairs"] if split in parts else len(self)
 
   def __len__(self) -> int:
-    return len(self._records)
+    return len(self.records)
 
   def read(self, indices) -> list[bytes]:
     """Serialised records."""
-    return self._records.__getitems__([int(i) for i in indices])
+    return self.records.read(indices)
 
-  def columns(self, *names: str) -> dict[str, list]:
-    """Whole columns of the split, without decoding images."""
-    spec = {name: _SPEC[name] for name in names}
-    out = {name: [] for name in names}
-    for start in range(0, len(self), 4096):
-      records = self.read(range(start, min(start + 4096, len(self))))
-      for name, values in tf.io.parse_example(records, spec).items():
-        out[name] += (
-          values.to_list() if isinstance(values, tf.RaggedTensor) else list(values.numpy())
-        )
-    return out
+  def column(self, name: str) -> np.ndarray | columns.Strings | columns.Lists:
+    """A column of the split, read as needed; strings are bytes."""
+    return self._columns[name]
+
+  def captions(self) -> columns.Lists:
+    """All captions of every record."""
+    captions = self._columns["captions"]
+    return columns.Lists(captions.flat.as_text(), captions.starts)
 
   def fingerprint(self) -> str:
     """A hash of the split's records, independent of where they are stored."""
-    digest = hashlib.sha256(str(len(self)).encode())
-    for start in range(0, len(self), 4096):
-      for record in self.read(range(start, min(start + 4096, len(self)))):
-        digest.update(record)
-    return digest.hexdigest()
-
-  def captions(self) -> list[list[str]]:
-    """All captions of every record."""
-    columns = self.columns("captions")["captions"]
-    return [[c.decode("utf-8", "replace") for c in captions] for captions in columns]
+    return self._columns.about["fingerprint"]
 
   def image(self, index: int) -> bytes:
     """The encoded image of one record."""
-    return tf.io.parse_example(self.read([index]), {"image": _SPEC["image"]})["image"].numpy()[0]
+    return _image(self.read([index])[0])
 
+  @functools.cached_property
+  def _columns(self):
+    """Written by `prepare`; of data sets made otherwise, on first use."""
+    names = [name for name in columns.SPEC if name in self.features and name != "image"]
+    where = self._directory / "columns" / self.split
+    return columns.find_or_make(where, self._shards, names, len(self), self._blocks)
 
-_SPEC = {
-  "image": tf.io.FixedLenFeature([], tf.string),
-  "image_id": tf.io.FixedLenFeature([], tf.int64),
-  "captions": tf.io.RaggedFeature(tf.string),
-  "text_ids": tf.io.RaggedFeature(tf.int64),
-  "file": tf.io.FixedLenFeature([], tf.string),
-  "caption_ids": tf.io.RaggedFeature(tf.string),
-  "scene": tf.io.FixedLenFeature([3, 4], tf.int64),
-}
+  def _blocks(self):
+    for i in range(0, len(self), columns.BLOCK):
+      yield self.read(range(i, min(i + columns.BLOCK, len(self))))
 
 
 def train_batches(
@@ -97,116 +88,70 @@ def train_batches(
       f"config.batch_size is {config.batch_size}, but the {source.split} split of {source.name} "
       f"has only {len(source)} images; choose a batch size of at most that"
     )
-  rows = config.batch_size // processes
-  choose = choice(len(source), config, process, processes)
-  view = decoding.View.of(config.image)
+  batch = pairs.Pairs(source.records, tokenizer, config, process, processes)
+  steps, count = range(start, config.steps), workers.count(config.data.get("workers", 0))
 
-  def read(step):
-    indices, draws = choose(int(step))
-    return np.array(source.read(indices), object), draws
+  def compute(step, run):
+    out = {name: decoding.aligned(*kind) for name, kind in batch.layout().items()}
+    return out, batch.fill(out, step, slice(None), run)
 
-  def pairs(step):
-    records, draws = tf.numpy_function(read, [step], (tf.string, tf.int64), stateful=False)
-    records.set_shape([rows])
-    draws.set_shape([rows])
-    record = tf.io.parse_example(records, {name: _SPEC[name] for name in _PAIR})
-    chosen = draws % tf.cast(record["captions"].row_lengths(), tf.int64)
-    box = _boxes(record["image"], draws, config.data.augment, view)
-    words = tf.gather(record["captions"], chosen, batch_dims=1)
-    tokens = tf.numpy_function(tokenised, [words], tf.int32, stateful=False)
-    batch = {
-      "image": record["image"],
-      "box": box,
-      "image_id": _int32(record["image_id"]),
-      "text_id": _int32(tf.gather(record["text_ids"], chosen, batch_dims=1)),
-      "tokens": tf.ensure_shape(tokens, [None, tokenizer.tokens]),
-    }
-    return {name: tf.ensure_shape(value, [rows, *value.shape[1:]]) for name, value in batch.items()}
-
-  def tokenised(captions):
-    return tokenizer([c.decode("utf-8", "replace") for c in captions])
-
-  data = tf.data.Dataset.range(start, config.steps).map(pairs).prefetch(1)
-  yield from _decoded(data, view, rows, source.name).prefetch(2).as_numpy_iterator()
-
-
-def choice(count: int, config, process: int = 0, processes: int = 1):
-  """A function: step -> (indices of this process's records, a random int64 for each)."""
-  rows, per_epoch = config.batch_size // processes, count // config.batch_size
-
-  @functools.lru_cache(2)
-  def order(epoch):
-    return np.random.default_rng([config.seed, epoch]).permutation(count)
-
-  def choose(step):
-    epoch, batch = divmod(step, per_epoch)
-    begin = batch * config.batch_size + process * rows
-    indices = order(epoch)[begin : begin + rows]
-    return indices, _hash(config.seed, epoch, indices)
-
-  return choose
-
-
-_PAIR = ("image", "image_id", "captions", "text_ids")
+  found = workers.batches(batch, steps, count) if count else _threaded(compute, steps)
+  yield from _reported(found, source.name)
 
 
 def image_batches(
-  source: Source, view: decoding.View | int, batch_size: int, start: int = 0
+  source: Source, view: decoding.View | int, spans: list[slice]
 ) -> Iterator[np.ndarray]:
-  """Every image of the split in order, uint8 [≤ batch_size, size, size, 3]; the last is short.
-
-  Begins at batch number `start`.
-  """
+  """The images of each span of records, uint8 [n, size, size, 3]."""
   view = decoding.View.of(view)
 
-  def read(n):
-    rows = range(n * batch_size, min((n + 1) * batch_size, len(source)))
-    return np.array(source.read(rows), object)
+  def compute(span, run):
+    encoded = [_image(record) for record in source.read(range(span.start, span.stop))]
+    out = decoding.aligned((len(encoded), view.size, view.size, 3))
+    return out, decoding.decode_all(encoded, decoding.whole(encoded, view), view, out, run)
 
-  def images(n):
-    records = tf.numpy_function(read, [n], tf.string, stateful=False)
-    records.set_shape([None])
-    encoded = tf.io.parse_example(records, {"image": _SPEC["image"]})["image"]
-    return {"image": encoded, "box": _boxes(encoded, tf.zeros([0], tf.int64), "none", view)}
-
-  data = tf.data.Dataset.range(start, -(-len(source) // batch_size)).map(images).prefetch(1)
-  data = _decoded(data, view, None, source.name).prefetch(2)
-  for batch in data.as_numpy_iterator():
-    yield batch["image"]
+  yield from _reported(_threaded(compute, spans), source.name)
 
 
-def _boxes(encoded, draws, augment, view):
-  """Where to crop each image of a batch; string [n], int64 [n] -> int32 [n, 4]."""
-
-  def boxes(encoded, draws):
-    if augment == "random_resized_crop":
-      return decoding.random_crops(encoded, draws)
-    return decoding.whole(encoded, view)
-
-  box = tf.numpy_function(boxes, [encoded, draws], tf.int32, stateful=False)
-  return tf.ensure_shape(box, [None, 4])
+def spans(count: int, size: int) -> list[slice]:
+  """All of `count` records, `size` in each slice; the last is short."""
+  return [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
 
-def _decoded(data, view, rows, name):
-  """Batches of `rows` encoded images (None: any number) -> decoded, on all cores, in order."""
-  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+def _image(record):
+  ((image,),) = examples.parse(record, "image")
+  return image
 
-  def decode(encoded, boxes):
-    out, broken = decoding.decode_all(encoded, boxes, view, pool)
+
+def _threaded(compute, items):
+  """compute(item, map by a thread per core) of each item, in order, a few ahead.
+
+  Two items at once, so that no core idles at the end of one.
+  """
+  with contextlib.ExitStack() as stack:
+    threads = concurrent.futures.ThreadPoolExecutor
+    decoders, readers = threads(cores.available()), threads(2)
+    for pool in (decoders, readers):  # shut down in reverse: readers wait for decoders
+      stack.callback(pool.shutdown, cancel_futures=True)
+    items, coming = iter(items), collections.deque()
+
+    def go_on(count):
+      for item in itertools.islice(items, count):
+        coming.append(readers.submit(compute, item, decoders.map))
+
+    go_on(4)
+    while coming:
+      result = coming.popleft().result()
+      go_on(1)
+      yield result
+
+
+def _reported(found, name):
+  """Batches, of pairs (batch, number of its broken images)."""
+  for batch, broken in found:
     if broken:
       logging.error("%s: %d broken images are shown grey", name, broken)
-    return out
-
-  def images(batch):
-    encoded, boxes = batch.pop("image"), batch.pop("box")
-    decoded = tf.numpy_function(decode, [encoded, boxes], tf.uint8, stateful=False)
-    return {**batch, "image": tf.ensure_shape(decoded, (rows, view.size, view.size, 3))}
-
-  # Two batches in parallel, so that no thread idles at the end of one. With nothing left to tune,
-  # autotuning is off: closing an iterator would wait until its thread wakes up.
-  options = tf.data.Options()
-  options.autotune.enabled = False
-  return data.map(images, 2, deterministic=True).with_options(options)
+    yield batch
 
 
 def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[dict]:
@@ -225,21 +170,3 @@ def to_devices(batches: Iterator[dict], sharding, ahead: int = 2) -> Iterator[di
       yield batch
   finally:
     thread.shutdown(cancel_futures=True)
-
-
-def int32(ids: np.ndarray) -> np.ndarray:
-  """Ids of prepared data are 63-bit hashes: cut to 31 bits, two of them collide once in 2^31."""
-  return (ids & (2**31 - 1)).astype(np.int32)
-
-
-def _int32(ids):
-  """The same as TensorFlow operations."""
-  return tf.cast(tf.bitwise.bitwise_and(ids, 2**31 - 1), tf.int32)
-
-
-def _hash(seed, epoch, indices):
-  """Pseudo-random non-negative int64 of (seed, epoch, index): splitmix64, vectorised."""
-  x = np.asarray(indices, np.uint64) + np.uint64((seed * 1_000_003 + epoch) % 2**31 << 32)
-  for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-    x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-  return (x >> np.uint64(1)).astype(np.int64)

@@ -2,8 +2,10 @@
 
 import collections
 import hashlib
+import itertools
 import os
 import tempfile
+from collections.abc import Iterable
 
 import numpy as np
 import tokenizers
@@ -59,6 +61,10 @@ class Tokenizer:
       row[: len(ids)] = ids
     return out
 
+  def __getstate__(self):
+    """For worker processes, which do not save it: importing transformers takes seconds."""
+    return self.__dict__ | ({"_whole": None, "_cache": {}} if self._pieces is not None else {})
+
   def lengths(self, ids: np.ndarray) -> np.ndarray:
     """int32 [n, T] → int [n]: how many ids of each text the tower needs."""
     width = ids.shape[1]
@@ -113,7 +119,7 @@ def load(path: str, text) -> Tokenizer:
   return tokenizer
 
 
-def train(captions: list[str], vocab_size: int, tokens: int) -> Tokenizer:
+def train(captions: Iterable[str], vocab_size: int, tokens: int) -> Tokenizer:
   """A lower-case WordPiece vocabulary: the most frequent words, and letters to spell the others.
 
   (The trainer in `tokenizers` is not deterministic.)
@@ -121,10 +127,15 @@ def train(captions: list[str], vocab_size: int, tokens: int) -> Tokenizer:
   import transformers
 
   pieces = tokenizers.BertWordPieceTokenizer(lowercase=True)
-  words = collections.Counter()
-  for caption in captions:
-    clean = pieces.normalizer.normalize_str(caption)
-    words.update(word for word, _ in pieces.pre_tokenizer.pre_tokenize_str(clean))
+  counted, words = collections.Counter(), collections.Counter()
+  captions = iter(captions)
+  while some := list(itertools.islice(captions, 4096)):
+    # Split as in `Tokenizer`: each part needs normalising only once.
+    counted.update(" ".join(some).split(" "))
+  for part, count in counted.items():
+    clean = pieces.normalizer.normalize_str(part)
+    for word, _ in pieces.pre_tokenizer.pre_tokenize_str(clean):
+      words[word] += count
   letters = sorted(set("".join(words)))
   spelling = _SPECIAL + letters + [f"##{letter}" for letter in letters]
   known = set(spelling)

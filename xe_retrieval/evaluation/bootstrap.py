@@ -70,7 +70,7 @@ class Curves:
 
 
 def curves(counts, own, draws):
-  """NeighbourCounts at `levels(own)`, float [Q], float32 [S, Q] -> Curves."""
+  """PairCounts at `levels(own)`, float [Q], float32 [S, Q] -> Curves."""
   true = draws @ (own[:, None] >= counts.levels).astype(np.float32)  # [S, L]
   returned = draws @ counts.counts.astype(np.float32)
   # Where a sample returns nothing, precision is undefined; its recall is 0, so it has no weight.

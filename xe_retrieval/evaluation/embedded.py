@@ -1,12 +1,14 @@
 """A data set embedded by a model: what evaluation starts from."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from xe_retrieval.data import pipeline
 from xe_retrieval.model import Encoder
+from xe_retrieval.training import processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +16,9 @@ class Images:
   """A gallery, or distractors beside it, with what is known of each image."""
 
   vectors: np.ndarray  # float32 [M, D], unit norm
-  captions: list[list[str]] | None = None  # [M]
+  captions: Sequence[list[str]] | None = None  # [M]
   scenes: np.ndarray | None = None  # int8 [M, 3, 4], of drawn scenes
-  names: list[str] | None = None  # [M], file names, where the data set has them
+  names: Sequence[str] | None = None  # [M], file names, where the data set has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,27 +37,29 @@ class Pairs:
 
 
 def embed(
-  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, progress: bool = False
+  encoder: Encoder, source: pipeline.Source, tables: dict | None = None, scratch=None
 ) -> Pairs:
-  """A split, embedded. Records with one image_id are one image, with the captions of all.
+  """A split, embedded by all processes. Records with one image_id are one image, all its captions.
 
-  `tables` are its features, where a frozen tower's were computed before (training/features.py).
+  `tables` are its features, where a frozen tower's were computed before (training/features.py);
+  under `scratch` are numbered shards of what an interrupted run has embedded.
   """
-  captions, columns = source.captions(), source.columns("image_id")
+  captions = source.captions()
   _, first, image_of_record = np.unique(
-    np.asarray(columns["image_id"]), return_index=True, return_inverse=True
+    source.column("image_id"), return_index=True, return_inverse=True
   )
-  record_of_text = np.repeat(np.arange(len(source)), [len(c) for c in captions])
-  flat = [caption for record in captions for caption in record]
+  record_of_text = np.repeat(np.arange(len(source)), captions.counts)
+  flat = list(captions.flat)
   tables = tables or {}
   features = tables.get("text")
   if features is None:
-    features = encoder.text_features(flat, progress)
+    spans = encoder.spans(len(flat))
+    compute = functools.partial(encoder.stream_text_features, flat)
+    features = _shared(spans, compute, scratch, "captions")
   caption_ids = None
   if "file" in source.features:
-    ids = source.columns("caption_ids")["caption_ids"]
-    caption_ids = [name.decode() for record in ids for name in record]
-  every = images(encoder, source, tables, progress)
+    caption_ids = list(source.column("caption_ids").flat.as_text())
+  every = images(encoder, source, tables, scratch)
   return Pairs(
     text=encoder.project_text(features),
     images=Images(
@@ -72,18 +76,25 @@ def embed(
   )
 
 
-def images(encoder, source, tables: dict, progress: bool = False) -> Images:
+def images(encoder, source, tables: dict, scratch=None) -> Images:
   """Every image of a split, in order, from its features if there are any."""
   if "image" in tables:
     vectors = encoder.project_images(tables["image"])
   else:
-    vectors = encoder.embed_source(source, progress)
+    spans = encoder.spans(len(source))
+    compute = functools.partial(encoder.stream_images, source)
+    vectors = _shared(spans, compute, scratch, "images")
   scenes = names = None
   if "scene" in source.features:
-    scenes = np.stack(source.columns("scene")["scene"]).astype(np.int8)
+    scenes = source.column("scene").astype(np.int8)
   if "file" in source.features:
-    names = [name.decode() for name in source.columns("file")["file"]]
+    names = source.column("file").as_text()
   return Images(vectors, source.captions(), scenes, names)
+
+
+def _shared(spans, compute, scratch, name):
+  shards = processes.shared_rows(spans, compute, scratch and scratch / name, name)
+  return processes.assemble(spans, shards)
 
 
 def _merged(captions, image_of_record, count):

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 
+from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.evaluation import (
   bootstrap,
   embedded,
-  neighbour_counts,
+  pair_counts,
   precision_recall,
   ranks,
   relevance_metrics,
@@ -32,12 +33,14 @@ class Evaluation:
 
 def headline(pairs, distractors=(), sources=()):
   """Pairs, [Images], [Relevance] -> the first figures of metrics.json."""
-  data = (pairs.text, pairs.image, pairs.image_of_text)
+  data = score_tiles.pairing(pairs.text, pairs.image, pairs.image_of_text)
+  matches = pair_counts.Matches(*data)
+  near = matches.count()
   out = {
     "queries": len(pairs.text),
     "images": len(pairs.image),
-    "pr_auc": 100 * precision_recall.curve(*data).average_precision,
-    "text_to_image": ranks.summary(ranks.text_to_image(*data)),
+    "pr_auc": 100 * precision_recall.from_counts(matches, near).average_precision,
+    "text_to_image": ranks.summary(near.outscored),
     "image_to_text": ranks.summary(ranks.image_to_text(*data)),
   }
   if known := sources[:-1]:  # the last one is the pairing
@@ -45,10 +48,11 @@ def headline(pairs, distractors=(), sources=()):
     out["relevance"] = {s.name: measure(pairs, [pairs.images], s)[0] for s in known}
   if distractors:
     parts = [d.vectors for d in distractors]
+    every = near + matches.count(parts)
     out["distractors"] = {
       "images": sum(map(len, parts)),
-      "pr_auc": 100 * precision_recall.curve(*data, parts).average_precision,
-      "text_to_image": ranks.summary(ranks.text_to_image(*data, parts)),
+      "pr_auc": 100 * precision_recall.from_counts(matches, every).average_precision,
+      "text_to_image": ranks.summary(every.outscored),
     }
   return out
 
@@ -58,7 +62,7 @@ def validation(config, model, tokenizer, source, tables, devices=None):
   encoder = Encoder(config, model, None, tokenizer, devices)
 
   def measure(variables):
-    encoder.variables = variables
+    encoder.variables = mesh_lib.local(variables, encoder.mesh)
     try:
       return headline(embedded.embed(encoder, source, tables))
     finally:
@@ -73,11 +77,12 @@ def evaluate(pairs, distractors=(), sources=None):
     pairs.text, pairs.image, pairs.image_of_text
   )
   sources = sources or relevances.sources(pairs, distractors)
-  curve = precision_recall.curve(*data)
-  own = curve.own
-  forward, backward = ranks.text_to_image(*data), ranks.image_to_text(*data)
+  matches = pair_counts.Matches(*data)
+  own = matches.own
   levels = bootstrap.levels(own)
-  seen = neighbour_counts.count(text, [image], np.union1d(levels, HAIR))
+  seen = matches.count(levels=np.union1d(levels, HAIR))
+  curve = precision_recall.from_counts(matches, seen)
+  forward, backward = seen.outscored, ranks.image_to_text(*data)
   draws = bootstrap.draw(image_of_text)
   resampled = bootstrap.curves(seen.at(levels), own, draws.text)
 
@@ -115,10 +120,9 @@ def evaluate(pairs, distractors=(), sources=None):
     curves |= _points(f"{source.name}_", curve_)
   if distractors:
     parts = [d.vectors for d in distractors]
-    far = neighbour_counts.count(text, parts, levels)
-    both = dataclasses.replace(far, counts=far.counts + seen.at(levels).counts)
-    rank = ranks.text_to_image(*data, parts)
-    curve = precision_recall.curve(*data, parts)
+    both = seen.at(levels) + matches.count(parts, levels=levels)
+    rank = both.outscored
+    curve = precision_recall.from_counts(matches, both)
     resampled = bootstrap.curves(both, own, draws.text)
     figures["distractors"] = {
       "images": sum(map(len, parts)),

@@ -18,6 +18,7 @@ import numpy as np
 
 from xe_retrieval.data import shapes
 from xe_retrieval.evaluation import score_tiles
+from xe_retrieval.training import processes
 
 MEANING = {
   "truth": "the caption is true of the image",
@@ -58,10 +59,14 @@ def sources(pairs, distractors=(), judgements=None, same_captions=None) -> list[
 
 
 def scored(pairs, gallery, relevance: Relevance, what=""):
-  """Yields (rows [q], scores float32 [q, N], relevant bool [q, N]) over all queries it knows."""
+  """Yields (rows [q], scores float32 [q, N], relevant bool [q, N]) over all queries it knows.
+
+  With several processes over this one's share of them: what is made of it must be merged.
+  """
   size = sum(len(part.vectors) for part in gallery)
   rows_at_once = max(1, min(256, 2**24 // size))
-  for span in score_tiles.progress(score_tiles.spans(len(relevance.queries), rows_at_once), what):
+  spans = processes.share(score_tiles.spans(len(relevance.queries), rows_at_once))
+  for span in score_tiles.progress(spans, what):
     rows = relevance.queries[span]
     scores = [score_tiles.product(pairs.text[rows], part.vectors) for part in gallery]
     relevant = [relevance.matrix(rows, i) for i in range(len(gallery))]

@@ -7,6 +7,7 @@ measured in calibration/promises.py.
 import numpy as np
 
 from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.training import processes
 
 NEIGHBOURS = (1, 10, 100)
 PASS = {"opis": (0.01, 0.1), "opis_strict": (0.0001, 0.001)}  # shares of non-matches that pass
@@ -28,7 +29,7 @@ def bands(counts):
 
 
 def best_f1(curve, counts):
-  """precision_recall.Curve, NeighbourCounts -> the one threshold with the best F1; percent."""
+  """precision_recall.Curve, PairCounts -> the one threshold with the best F1; percent."""
   i = int(np.argmax(curve.true / (curve.returned + curve.positives)))  # 2PR/(P+R), up to a factor 2
   precision, recall = float(curve.precision[i]), float(curve.recall[i])
   threshold = float(curve.thresholds[i])
@@ -49,25 +50,28 @@ def between_queries(pairs, relevance: relevances.Relevance):
   non-matches pass. `ap_global` / `ap_per_query` says how much of a query's own order survives when
   all queries share one order, whatever the scale of the scores; it falls with the gallery's size.
   """
-  per_query, wrong = [], []
-  for _, scores, right in relevances.scored(pairs, [pairs.images], relevance, "average precision"):
-    for score, yes in zip(scores, right, strict=True):
+  per_query, wrong = np.full(len(pairs.text), np.nan), [np.zeros(0, np.float32)]
+  for rows, scores, right in relevances.scored(
+    pairs, [pairs.images], relevance, "average precision"
+  ):
+    for q, score, yes in zip(rows, scores, right, strict=True):
       if yes.any():
-        per_query.append(_average_precision(score, yes))
+        per_query[q] = _average_precision(score, yes)
     wrong.append(np.sort(scores[~right])[:: max(scores.size // 200_000, 1)])
-  out = {"ap_per_query": float(np.mean(per_query))}
-  wrong = np.concatenate(wrong)
+  out = {"ap_per_query": float(np.mean(processes.known(per_query)))}
+  wrong = processes.joined(np.concatenate(wrong))
   cuts = {
     name: np.quantile(wrong, 1 - np.linspace(*limits, THRESHOLDS)) for name, limits in PASS.items()
   }
-  utilities = {name: [] for name in PASS}
-  for _, scores, right in relevances.scored(pairs, [pairs.images], relevance):
-    for score, yes in zip(scores, right, strict=True):
+  utilities = {name: np.full((len(pairs.text), THRESHOLDS), np.nan) for name in PASS}
+  for rows, scores, right in relevances.scored(pairs, [pairs.images], relevance):
+    for q, score, yes in zip(rows, scores, right, strict=True):
       if yes.any() and not yes.all():
         for name, levels in cuts.items():
-          utilities[name].append(_utility(score, yes, levels))
+          utilities[name][q] = _utility(score, yes, levels)
   for name, values in utilities.items():
-    out[name] = float(np.mean(np.var(values, axis=0))) if values else None
+    values = processes.known(values)
+    out[name] = float(np.mean(np.var(values, axis=0))) if len(values) else None
   return out
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import tqdm
 
-QUERIES, DOCUMENTS = 512, 16384  # a tile of scores: 32 MiB
+QUERIES, DOCUMENTS = 512, 8192  # a tile of scores: 16 MiB
 
 
 def embeddings(name, x, width=None):
@@ -56,14 +56,13 @@ def stream(parts, size):
     start += len(part)
 
 
-def product(queries, documents, out=None):
-  """[q, D], [n, D] -> float32 [q, n]; `out` is memory to write to, float32 [≥ q·n].
+def product(queries, documents):
+  """[q, D], [n, D] -> float32 [q, n].
 
   BLAS has several routines, which round differently: the same two rows can have another last bit
   at another place of a tile or in a tile of another size.
   """
-  q, n = len(queries), len(documents)
-  return np.matmul(queries, documents.T, out=None if out is None else out[: q * n].reshape(q, n))
+  return np.matmul(queries, documents.T)
 
 
 def spans(total, size):

@@ -48,19 +48,17 @@ class Dataset:
     return self._opened
 
   def entries(self) -> list[Entry]:
-    columns = self._source.columns("image_id", "captions")
+    images, captions = self._source.column("image_id"), self._source.column("captions")
     found = {}
-    for number, (image, texts) in enumerate(
-      zip(columns["image_id"], columns["captions"], strict=True)
-    ):
+    for number, (image, texts) in enumerate(zip(images.tolist(), captions, strict=True)):
       # A data set made anew may count its images as before: other captions tell it.
-      stamp = (int(image), zlib.crc32(b"\0".join(texts)))
+      stamp = (image, zlib.crc32(b"\0".join(texts)))
       found.setdefault(image, Entry(f"{number:08d}", stamp))
     return list(found.values())
 
   def captions(self) -> list[str]:
     """Each distinct caption once, in order."""
-    return list(dict.fromkeys(c for record in self._source.captions() for c in record))
+    return list(dict.fromkeys(self._source.captions().flat))
 
   def read(self, name: str) -> bytes:
     return self._source.image(int(name))

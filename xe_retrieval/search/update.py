@@ -1,6 +1,7 @@
 """Bringing a collection up to date: embed what is new or changed, drop what is gone, swap.
 
 Embedded chunks go to INDEX/partial at once, so that an interrupted run loses at most one of them.
+Several processes embed each its share; then process 0 does whatever is left, and the swap.
 """
 
 import collections
@@ -16,12 +17,14 @@ import sys
 import time
 
 import filelock
+import jax
 import numpy as np
 import tqdm
 
 from xe_retrieval import model as models
 from xe_retrieval.calibration import artifact
 from xe_retrieval.data import decoding
+from xe_retrieval.preparation import cores
 from xe_retrieval.search import scann_index
 from xe_retrieval.search.collection import (
   EXACT_BELOW,
@@ -32,6 +35,7 @@ from xe_retrieval.search.collection import (
   read_manifest,
   write_json,
 )
+from xe_retrieval.training import processes
 
 CHUNK = 2048  # images that are embedded before they are safe on disk
 
@@ -49,7 +53,7 @@ def update_index(path, model, workdir, add=(), remove=(), kind="auto", rebuild=F
   """Sources `add` are brought up to date, those of `remove` dropped, the others left alone."""
   path = pathlib.Path(path).expanduser()
   path.mkdir(parents=True, exist_ok=True)
-  with _lock(path):
+  with _lock(path) if processes.is_primary() else contextlib.nullcontext():
     old = Collection(path) if (path / MANIFEST).exists() else None
     fingerprint = model.fingerprint()
     if old and old.manifest["model"] != fingerprint and not rebuild:
@@ -65,6 +69,13 @@ def update_index(path, model, workdir, add=(), remove=(), kind="auto", rebuild=F
     fresh = set(wanted) if rebuild else {s.key for s in add}
     reusable = None if rebuild or not old else old
     rows = []  # (key, name, stamp, array, row in it)
+    if jax.process_count() > 1:
+      embedded = _Embedded(path / "partial", fingerprint, reusable)
+      for key in sorted(fresh):
+        _embed(model, wanted[key], _own_share(_todo(wanted[key], embedded)), embedded)
+      processes.exchange("index", "")  # all have embedded their share
+      if not processes.is_primary():
+        return report
     embedded = _Embedded(path / "partial", fingerprint, reusable)
     for key, source in wanted.items():
       known = embedded.of(key)
@@ -72,13 +83,14 @@ def update_index(path, model, workdir, add=(), remove=(), kind="auto", rebuild=F
         rows += [(key, name, *place) for name, place in known.items()]
         report.skipped += _skipped(old, key)
         continue
-      entries = source.entries()
-      todo = [e for e in entries if e.name not in known or known[e.name][0] != e.stamp]
-      failed = _embed(model, source, todo, embedded)
-      report.embedded += len(todo) - len(failed)
+      todo = _todo(source, embedded)
+      entries = [entry for entry, _ in todo]
+      failed = _embed(model, source, [entry for entry, new in todo if new], embedded)
       report.skipped += [(key, name, reason) for name, reason in failed]
       bad, known = {name for name, _ in failed}, embedded.of(key)
-      rows += [(key, e.name, *known[e.name]) for e in entries if e.name not in bad]
+      found = [(key, e.name, *known[e.name]) for e in entries if e.name not in bad]
+      report.embedded += sum(reusable is None or array > 0 for *_, array, _ in found)
+      rows += found
     if old:
       kept = {row[:2] for row in rows}
       mine = (old.manifest["sources"][s] for s in old.source_of)
@@ -117,7 +129,7 @@ class _Embedded:
   def add(self, key, entries, vectors):
     """[n], [n, width]: on disk when this returns."""
     self.directory.mkdir(exist_ok=True)
-    path = self.directory / f"{time.time_ns():020d}"
+    path = self.directory / f"{time.time_ns():020d}-{jax.process_index():04d}"
     np.save(path.with_suffix(".npy"), vectors, allow_pickle=False)
     about = {"model": self.fingerprint, "source": key, "entries": entries}
     write_json(path.with_suffix(".json"), about)
@@ -137,12 +149,24 @@ class _Embedded:
       out[at] = self.vectors[a][row[at]]
 
 
+def _todo(source, embedded):
+  """[(entry, whether it is new or changed)] of a source."""
+  known = embedded.of(source.key)
+  return [(e, known.get(e.name, (None,))[0] != e.stamp) for e in source.entries()]
+
+
+def _own_share(todo):
+  """This process's new entries, in whole batches: rows of a batch are computed together."""
+  batches = [todo[i : i + models.BATCH] for i in range(0, len(todo), models.BATCH)]
+  return [entry for batch in processes.share(batches) for entry, new in batch if new]
+
+
 def _embed(model, source, todo, embedded):
   """Embeds entries chunk by chunk; returns [(name, reason)] of those that are no pictures."""
   failed = []
   view = decoding.View.of(model.config.image)
   with (
-    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    concurrent.futures.ThreadPoolExecutor(cores.available()) as pool,
     tqdm.tqdm(total=len(todo), unit=" images", delay=2, file=sys.stderr) as bar,
   ):
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from xe_retrieval.calibration import artifact
 from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.preparation import cores
 from xe_retrieval.search import searcher as searchers
 from xe_retrieval.search.collection import MANIFEST
 from xe_retrieval.serving import thumbnails
@@ -64,7 +65,7 @@ class Service:
     self._thumbnails = cachetools.LRUCache(_THUMBNAIL_CACHE, lambda made: len(made[0]))
     self._queries = Batcher(self._answer, LIMITS["batch"], LIMITS["waiting"])
     self._decoding = 0  # thumbnails being made
-    self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() + 1)
+    self._pool = concurrent.futures.ThreadPoolExecutor(cores.available() + 1)
 
   @property
   def searcher(self) -> searchers.Searcher:

@@ -172,8 +172,8 @@ def make(encoder, source, tables=None, size: int = SIZE) -> Bank:
   """
   tables = tables or {}
   captions = source.captions()
-  record = np.repeat(np.arange(len(captions)), [len(c) for c in captions])
-  captions = [caption for texts in captions for caption in texts]
+  record = np.repeat(np.arange(len(captions)), captions.counts)
+  captions = captions.flat
   random = np.random.default_rng(0)
   chosen = np.sort(random.permutation(len(captions))[:size])
   shown = np.sort(random.permutation(len(source))[:size])

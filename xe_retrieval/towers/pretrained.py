@@ -37,11 +37,11 @@ def configure(config):
   with config.unlocked():
     if config.get("pretrained", ""):
       config.text.pretrained = config.image.pretrained = config.pretrained
-      config.update(_dual_fields(weight_files.locate(config.pretrained), config.scale))
+      config.update(_dual_fields(locate(config.text), config.scale))
     if config.text.pretrained:
-      config.text.update(text_fields(weight_files.locate(config.text.pretrained)))
+      config.text.update(text_fields(locate(config.text)))
     if config.image.pretrained:
-      config.image.update(image_fields(weight_files.locate(config.image.pretrained)))
+      config.image.update(image_fields(locate(config.image)))
   if config.text.pretrained:
     tokens = families.of(config, "text").tower(config.text, 0, jnp.float32, False).embeddings
     if config.text.tokens > tokens.room:
@@ -50,6 +50,11 @@ def configure(config):
         f"{tokens.room} positions"
       )
   return config
+
+
+def locate(tower):
+  """config.text or config.image -> the local directory of its pretrained weights."""
+  return weight_files.locate(tower.pretrained, tower.get("revision", ""))
 
 
 def load(config, variables):
@@ -65,7 +70,7 @@ def load(config, variables):
       continue
     collections = [name for name in ("params", "batch_stats") if encoder in variables.get(name, {})]
     tower = {name: variables[name][encoder]["tower"] for name in collections}
-    tensors = weight_files.read(weight_files.locate(source))
+    tensors = weight_files.read(locate(config[encoder]))
     tower = families.of(config, encoder).from_tensors(tensors, tower, source)
     for name in collections:
       variables[name][encoder] = {**variables[name][encoder], "tower": tower[name]}
@@ -106,7 +111,7 @@ def stock(config):
   """`stock_config` -> model, variables, tokenizer."""
   model = dual_encoder.from_config(config)
   variables = load(config, jax.eval_shape(lambda: dual_encoder.init(config, model)))
-  return model, variables, tokenization.load(weight_files.locate(config.pretrained), config.text)
+  return model, variables, tokenization.load(locate(config.text), config.text)
 
 
 def is_dual(path) -> bool:

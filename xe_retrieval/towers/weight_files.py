@@ -10,18 +10,24 @@ SMALL_FILES = ["config.json", "*processor_config.json", "vocab.*", "merges.txt",
 SMALL_FILES += ["spiece.model", "sentencepiece.bpe.model"]
 
 
-def locate(name):
-  """The local path of a checkpoint: itself, or the downloaded copy of a Hugging Face id."""
+def locate(name, revision=""):
+  """The local path of a checkpoint: itself, or the downloaded copy of a Hugging Face id.
+
+  With a revision (a commit, tag or branch there), a copy that is complete is used without asking.
+  """
   path = pathlib.Path(name).expanduser()
   if path.exists():
     return path
   import huggingface_hub
 
+  at = {"revision": revision or None}
   try:
+    if revision and (path := _downloaded(name, at)):
+      return path
     files = [*SMALL_FILES, "model*.safetensors*"]
-    path = pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=files))
+    path = pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=files, **at))
     if not list(path.glob("*.safetensors")):
-      huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*.bin*"])
+      huggingface_hub.snapshot_download(name, allow_patterns=["pytorch_model*.bin*"], **at)
   except (OSError, ValueError) as error:
     reason = str(error).splitlines()[0]
     raise ValueError(
@@ -29,6 +35,17 @@ def locate(name):
       f"that could be fetched ({reason})"
     ) from error
   return path
+
+
+def _downloaded(name, at):
+  """The copy of an earlier download if it has weights, else None."""
+  import huggingface_hub
+
+  try:
+    path = pathlib.Path(huggingface_hub.snapshot_download(name, local_files_only=True, **at))
+  except huggingface_hub.errors.LocalEntryNotFoundError:
+    return None
+  return path if any(list(path.glob(pattern)) for pattern in READERS) else None
 
 
 def read(path):
@@ -90,7 +107,7 @@ def _read_shards(index):
 
 def _read_google(index):
   """BERT as published by its authors: a TensorFlow checkpoint, kernels input first."""
-  import tensorflow as tf
+  from xe_retrieval.data.cpu_tensorflow import tf
 
   prefix = str(index).removesuffix(".index")
   try:

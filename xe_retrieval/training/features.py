@@ -2,25 +2,26 @@
 
 A table is a .npy file under <data.dir>/features, named by a hash of everything that it depends on:
 the tower's weights and settings, the records of the split, the tokenizer or image decoder. Runs
-with other seeds and losses share it. An interrupted computation resumes where it stopped.
+with other seeds and losses share it. All processes compute it together; finished shards lie beside
+it until it is complete, so that an interrupted computation resumes where it stopped.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
-import sys
+import shutil
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from xe_retrieval.data import decoding, lock, paths, pipeline
+from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.towers import dual_encoder, families
 from xe_retrieval.training import processes
 
 BATCH = 64
-SAVE = 8  # batches between saves
 
 
 def cacheable(config) -> set[str]:
@@ -45,7 +46,7 @@ def tables(
   out, cached = {}, cacheable(config)
   views = views or _views(config, cached)
   wanted = sorted(cached & set(towers))
-  fingerprint = source.fingerprint() if wanted else ""  # reads the whole split
+  fingerprint = source.fingerprint() if wanted else ""
   for tower in wanted:
     key = _key(config, variables, tokenizer, fingerprint, tower)
     compute = functools.partial(_compute, config, model, variables, tokenizer, source, tower)
@@ -69,32 +70,30 @@ def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
   if not tables:
     yield from pipeline.train_batches(source, tokenizer, config, start, process, processes)
     return
-  columns = source.columns("image_id", "text_ids")
-  counts = np.array([len(ids) for ids in columns["text_ids"]])  # captions of each record
-  first = np.cumsum(counts) - counts
-  image_ids = pipeline.int32(np.asarray(columns["image_id"]))
-  text_ids = pipeline.int32(np.concatenate(columns["text_ids"]))
+  image_ids, text_ids = source.column("image_id"), source.column("text_ids")
+  first, counts = text_ids.starts, text_ids.counts  # of the captions of each record
+  captions = source.captions().flat
   choose = pipeline.choice(len(source), config, process, processes)
-  if "text" in tables:
-    text_name, text = "text_features", tables["text"]
-  else:
-    text_name, text = "tokens", tokenizer(_captions(source))
-  if "mirrored" in tables:
-    sided = np.array([_SIDED.search(caption) is not None for caption in _captions(source)])
   if "image" not in tables:
     decoded = pipeline.train_batches(source, tokenizer, config, start, process, processes)
   for step in range(start, config.steps):
     records, draws = choose(step)
-    captions = first[records] + draws % counts[records]
+    rows = first[records] + draws % counts[records]  # of the captions
+    words = [captions[i] for i in rows] if "text" not in tables or "mirrored" in tables else []
     batch = {
-      text_name: text[captions],
-      "image_id": image_ids[records],
-      "text_id": text_ids[captions],
+      "image_id": pipeline.int32(image_ids[records]),
+      "text_id": pipeline.int32(text_ids.flat[rows]),
     }
+    if "text" in tables:
+      batch["text_features"] = tables["text"][rows]
+    else:
+      batch["tokens"] = tokenizer(words)
     if "image" in tables:
       image = np.asarray(tables["image"][records])
       if "mirrored" in tables:
-        mirror = _mirror(draws) & ~sided[captions]
+        mirror = _mirror(draws) & ~np.array(
+          [_SIDED.search(caption) is not None for caption in words]
+        )
         image[mirror] = tables["mirrored"][records[mirror]]
       yield batch | {"image_features": image}
     else:
@@ -126,67 +125,70 @@ def _views(config, cached):
 
 def _cached(path, compute):
   """The table at `path`, memory-mapped; computed first if there is none."""
-  with processes.primary_first(path.name):
-    if not path.exists():
-      with lock.creating(path):  # against other runs on this machine
-        if not path.exists():
-          compute(path)
+  if _anyone_lacks(path):
+    with lock.creating(path) if processes.is_primary() else contextlib.nullcontext():
+      if _anyone_lacks(path):  # else another run on this machine has made it meanwhile
+        compute(path)
   return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
+def _anyone_lacks(path):
+  """The same answer in all processes, which may have one disk or each its own."""
+  return "" in processes.exchange("features", "here" if path.exists() else "")
+
+
 def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=False):
-  """Writes float32 [records or captions, width]; resumes after an interruption."""
-  run = jax.jit(lambda v, x: model.apply(v, x, method=f"{tower}_features"))
-  part, finished = path.with_suffix(".part"), path.with_suffix(".batches")
-  done = int(finished.read_text() or 0) if finished.exists() and part.exists() else 0
+  """Writes float32 [records or captions, width]; all processes and their devices share the work."""
+  mesh = mesh_lib.make(jax.local_devices())
+  rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
+  run = jax.jit(
+    lambda v, x: model.apply(v, x, method=f"{tower}_features"),
+    in_shardings=(everywhere, rows),
+    out_shardings=rows,
+  )
+  variables, size = jax.device_put(variables, everywhere), -(-BATCH // mesh.size) * mesh.size
   if tower == "text":
-    captions = _captions(source)
-    ids = tokenizer(captions)
-    inputs, count = _by_length(ids, tokenizer.lengths(ids), done), len(captions)
+    tokens, lengths = _tokens(source, tokenizer)
+    batches = _by_length(lengths, size)
+    read = functools.partial(map, functools.partial(_cut, tokens, lengths))
   else:
-    images = pipeline.image_batches(source, decoding.View.of(config.image), BATCH, done)
-    inputs = _numbered((batch[:, :, ::-1] if mirrored else batch for batch in images), done)
-    count = len(source)
+    batches = pipeline.spans(len(source), size)
+    read = functools.partial(pipeline.image_batches, source, decoding.View.of(config.image))
   width = dual_encoder.feature_widths(config)[tower]
-  table = np.lib.format.open_memmap(part, "r+" if done else "w+", np.float32, (count, width))
-  with tqdm(
-    total=count,
-    initial=done * BATCH,
-    desc=f"{tower} features of {source.split}{' mirrored' * mirrored}",
-    file=sys.stdout,
-    delay=2,
-  ) as bar:
-    for n, (rows, batch) in enumerate(inputs, done):
-      padded = np.pad(batch, [(0, BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1))
-      table[rows] = np.asarray(run(variables, padded))[: len(batch)]
-      if n % SAVE == SAVE - 1:
-        table.flush()
-        finished.write_text(str(n + 1))
-      bar.update(len(batch))
-  table.flush()
-  part.rename(path)  # atomic: a file with this name is complete
-  finished.unlink(missing_ok=True)
+
+  def compute(batches):
+    for batch in read(batches):
+      batch = batch[:, :, ::-1] if mirrored else batch
+      padded = np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (batch.ndim - 1))
+      yield np.asarray(run(variables, padded))[: len(batch)]
+
+  parts, name = path.with_suffix(".shards"), f"{tower} features of {source.split}"
+  shards = processes.shared_rows(batches, compute, parts, name + " mirrored" * mirrored)
+  with processes.primary_first(path.name):
+    if not path.exists():  # else one disk for all, and process 0 has written it
+      part, count = path.with_suffix(".part"), sum(map(len, shards))
+      table = np.lib.format.open_memmap(part, "w+", np.float32, (count, width))
+      processes.assemble(batches, shards, table).flush()
+      part.rename(path)  # atomic: a file with this name is complete
+      shutil.rmtree(parts)
 
 
-def _numbered(batches, start):
-  """Yields (row numbers, images) for each batch; the first is batch number `start`."""
-  done = start * BATCH
-  for batch in batches:
-    yield slice(done, done + len(batch)), batch
-    done += len(batch)
+def _tokens(source, tokenizer):  # -> int32 [captions, T], int [captions]
+  captions = source.captions().flat
+  parts = [tokenizer(captions[i : i + 65_536]) for i in range(0, len(captions), 65_536)]
+  tokens = np.concatenate(parts)
+  return tokens, tokenizer.lengths(tokens)
 
 
-def _by_length(tokens, lengths, start):  # int32 [n, T], int [n]
-  """Yields (row numbers, tokens [≤ BATCH, t]), sorted by length to minimise padding."""
+def _by_length(lengths, size):
+  """Rows of each batch, [≤ size], sorted by length to minimise padding."""
   order = np.argsort(lengths, kind="stable")
-  for first in range(start * BATCH, len(tokens), BATCH):
-    rows = order[first : first + BATCH]
-    longest = min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])
-    yield rows, tokens[rows, :longest]
+  return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def _captions(source):
-  return [caption for captions in source.captions() for caption in captions]
+def _cut(tokens, lengths, rows):
+  """The tokens of these rows, [n, t], without columns in which all are padding but for a few."""
+  return tokens[rows, : min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])]
 
 
 def _key(config, variables, tokenizer, fingerprint, tower):

@@ -10,7 +10,6 @@ import time
 from etils import epath
 
 from xe_retrieval.data import paths
-from xe_retrieval.data.cpu_tensorflow import tf
 from xe_retrieval.training import processes
 
 
@@ -157,16 +156,19 @@ class _TensorBoard:
   """A file of events, in a bucket a copy of a local one."""
 
   def __init__(self, workdir):
+    from xe_retrieval.data.cpu_tensorflow import tf  # 0.4 GB, and only process 0 comes here
+
     self._target, self._scratch = workdir / "tensorboard", None
     if paths.is_remote(workdir):
       self._scratch = tempfile.TemporaryDirectory()
     self._here = epath.Path(self._scratch.name) if self._scratch else self._target
+    self._scalar = tf.summary.scalar
     self._board = tf.summary.create_file_writer(str(self._here))
 
   def write(self, step, values):
     with self._board.as_default(step):
       for name, value in values.items():
-        tf.summary.scalar(name, value)
+        self._scalar(name, value)
     if self._scratch:
       self._board.flush()
       for file in self._here.iterdir():

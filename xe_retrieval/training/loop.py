@@ -28,21 +28,19 @@ def train(
   workdir = paths.absolute(workdir)
   if config.profile_steps and paths.is_remote(workdir):
     raise ValueError(f"config.profile_steps={config.profile_steps!r} needs a local workdir")
-  config, source, validation, tokenizer = prepare(config, mesh)
-  changed = _write_config(workdir, config, tokenizer, allow_config_change)
+  given = config
+  config, source, validation, tokenizer = prepare(given, mesh, workdir)
+  changed = _write_config(workdir, given, config, tokenizer, allow_config_change)
 
   built = step.build(config, mesh)
-  variables = pretrained.load(config, dual_encoder.init(config, built.model))
-  tables = {
-    s.split: features.tables(config, built.model, variables, tokenizer, s)
-    for s in (source, validation)
-  }
-  state = step.init(config, jax.device_get(variables), built.optimizer, mesh)
-  del variables
-
   say = print if processes.is_primary() else lambda line: None
   checkpoints = Checkpoints(workdir, config.keep_checkpoints, config.keep_every, say=say)
-  state = checkpoints.resume(like=state) or state
+  state = checkpoints.resume(like=built.state)
+  if state is None:  # else the checkpoint has the weights: they are not fetched again
+    variables = pretrained.load(config, dual_encoder.init(config, built.model))
+    state = step.init(config, jax.device_get(variables), built.optimizer, mesh)
+    del variables
+  tables = _cached_features(config, built.model, state, mesh, tokenizer, (source, validation))
   start = int(state.step)
   log = Log(workdir, config, start, utilization.peak_seconds(built, mesh))
   log.say(_introduction(config, state, source, mesh, start))
@@ -90,18 +88,41 @@ def train(
   return state
 
 
-def prepare(config, mesh):
-  """-> the config with every field filled in, train and validation source, tokenizer."""
-  config = pretrained.configure(config)
+def _cached_features(config, model, state, mesh, tokenizer, sources):
+  """{split: tables}, of frozen towers: these are as they were before the first step."""
+  if not features.cacheable(config):
+    return {source.split: {} for source in sources}
+  frozen = {"params": state.params, "batch_stats": state.batch_stats}
+  frozen = jax.device_put(frozen, mesh_lib.replicated(mesh))
+  frozen = mesh_lib.local(frozen, mesh_lib.make(mesh.local_devices))
+  return {s.split: features.tables(config, model, frozen, tokenizer, s) for s in sources}
+
+
+def prepare(config, mesh, workdir=None):
+  """-> the config with every field filled in, train and validation source, tokenizer.
+
+  A run that has begun knows its pretrained towers and its tokenizer; else one process fetches them
+  while the others wait.
+  """
+  known = None if workdir is None else _known_towers(workdir, config)
+  if "" in processes.exchange("known towers", "" if known is None else "known"):
+    known = None
+  if known is None:
+    with processes.primary_first("towers"):
+      config = pretrained.configure(config)
+  else:
+    config = config_lib.updated(config, known)
   validate(config, mesh.size)
   with processes.primary_first("data"):  # which may have to be prepared
     source = pipeline.Source(config.data.name, config.data.dir, "train")
     validation = pipeline.Source(config.data.name, config.data.dir, "validation")
   if config.text.pretrained:
-    tokenizer = tokenization.load(config.text.pretrained, config.text)
+    path = pretrained.locate(config.text) if known is None else workdir / "tokenizer"
+    tokenizer = tokenization.load(path, config.text)
   else:
-    captions = [caption for captions in source.captions() for caption in captions]
-    tokenizer = tokenization.train(captions, config.text.vocab_size, config.text.tokens)
+    tokenizer = tokenization.train(
+      source.captions().flat, config.text.vocab_size, config.text.tokens
+    )
     config.text.vocab_size = tokenizer.vocab_size
     if config.text.get("family") == "clip":  # which pools the end of the text
       with config.unlocked():
@@ -122,7 +143,24 @@ def validate(config, devices: int = 1) -> None:
   dual_encoder.from_config(config)  # the towers check their own fields
 
 
-def _write_config(workdir, config, tokenizer, allow_change):
+_TOWERS = "towers.json"  # what a run's pretrained towers were found to be
+_SOURCES = ("pretrained", "text.pretrained", "text.revision", "image.pretrained", "image.revision")
+_SOURCES += ("scale",)  # 0: that of config.pretrained
+
+
+def _known_towers(workdir, config):
+  """{field: value} that the towers of this config brought with them; None: not known yet."""
+  path = workdir / _TOWERS
+  known = json.loads(path.read_text()) if path.exists() else {}
+  return known["fields"] if known.get("of") == _sources(config) else None
+
+
+def _sources(config):
+  fields = config_lib.flat(config)
+  return {name: fields.get(name, "") for name in _SOURCES}
+
+
+def _write_config(workdir, given, config, tokenizer, allow_change):
   """Writes config and tokenizer -> changes against the workdir's config; refused unless allowed.
 
   config.json is written last and atomically: a workdir without it was never trained in.
@@ -141,6 +179,10 @@ def _write_config(workdir, config, tokenizer, allow_change):
       workdir.mkdir(parents=True, exist_ok=True)
       if changed or not known:
         tokenizer.save(workdir / "tokenizer")
+        before, found = config_lib.flat(given), config_lib.flat(config)
+        brought = {k: v for k, v in found.items() if k not in before or before[k] != v}
+        about = {"of": _sources(given), "fields": brought}
+        paths.write(workdir / _TOWERS, json.dumps(about, indent=2))
       paths.write(path, config_lib.to_json(config))  # fails if the workdir is read-only
   return changed
 
@@ -177,8 +219,7 @@ def _require_finite(previous, source, config, workdir):
     return
   n, metrics = previous[0], {name: float(x) for name, x in jax.device_get(previous[1]).items()}
   records = [int(i) for i in pipeline.choice(len(source), config)(n - 1)[0]]
-  every_id = source.columns("image_id")["image_id"]
-  ids = [int(every_id[i]) for i in records]
+  ids = source.column("image_id")[records].tolist()
   report = workdir / f"not_finite_{n}.json"
   if processes.is_primary():
     found = {"step": n, "metrics": metrics, "records": records, "image_ids": ids}

@@ -1,4 +1,4 @@
-"""A run as one process or several: joining, waiting for each other, stopping together."""
+"""A run as one process or several: joining, waiting, sharing work, stopping together."""
 
 import collections
 import contextlib
@@ -6,10 +6,13 @@ import gc
 import itertools
 import os
 import signal
+import sys
 
 import jax
 import numpy as np
 from jax._src import distributed  # its key-value store has no public name
+from jax.experimental import multihost_utils
+from tqdm import tqdm
 
 from xe_retrieval.data import mesh as mesh_lib
 
@@ -75,6 +78,131 @@ def exchange(name: str, text: str) -> list[str]:
   board = _Board(name)
   board.write(text)
   return [board.read(i) for i in range(jax.process_count())]
+
+
+def share(items) -> list:
+  """This process's items: every n-th of n processes."""
+  return list(items)[jax.process_index() :: jax.process_count()]
+
+
+def total(array: np.ndarray) -> np.ndarray:
+  """The sum over all processes of arrays of one shape; exact for integers of any width."""
+  if jax.process_count() == 1:
+    return array
+  flat = np.ascontiguousarray(array).reshape(-1)
+  parts = [gather(flat[i : i + _AT_ONCE]).sum(axis=0) for i in range(0, flat.size, _AT_ONCE)]
+  return np.concatenate([flat[:0], *parts]).astype(array.dtype).reshape(array.shape)
+
+
+def known(values: np.ndarray) -> np.ndarray:
+  """float [n, …] of which each process knows some rows, the others being NaN -> those of all."""
+  there = total((~np.isnan(values)).astype(np.int32)) > 0
+  rows = there.reshape(len(values), -1).all(axis=1)
+  return total(np.nan_to_num(values, nan=0.0))[rows]
+
+
+def joined(array: np.ndarray) -> np.ndarray:
+  """The rows of all processes, which may have different numbers of them, in their order."""
+  if jax.process_count() == 1:
+    return array
+  lengths = gather(np.array([len(array)]))[:, 0]
+  if not lengths.any():
+    return array
+  padded = np.zeros((lengths.max(), *array.shape[1:]), array.dtype)
+  padded[: len(array)] = array
+  every = gather(padded)
+  return np.concatenate([rows[:n] for rows, n in zip(every, lengths, strict=True)])
+
+
+_AT_ONCE = 2**22  # numbers of each process that are on a device at once
+
+
+def gather(array: np.ndarray) -> np.ndarray:
+  """[P, …]: those of all processes. As bytes: JAX would cut 64-bit numbers to 32."""
+  if jax.process_count() == 1:
+    return array[None]
+  every = multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8))
+  return np.asarray(every).view(array.dtype).reshape(jax.process_count(), *array.shape)
+
+
+SHARD = 16  # batches
+
+
+def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[np.ndarray]:
+  """Rows of a table that all processes compute together -> its shards, SHARD batches in each.
+
+  batches    [slices or int arrays]: which rows of the table each batch has
+  compute    a function from some of the batches to an iterator of their rows, float32 [n, width]
+  directory  where finished shards lie, numbered: an interrupted run goes on from them. It may be
+             one for all processes, or one on the disk of each. None: they are kept in memory
+  name       shown with the progress, if it takes long
+  """
+  shards = [batches[i : i + SHARD] for i in range(0, len(batches), SHARD)]
+  lengths = [sum(map(_size, shard)) for shard in shards]
+  # Named by its rows: with another batch size, shards are others.
+  path = lambda n: directory / f"{sum(lengths[:n]):09d}-{lengths[n]}.npy"  # noqa: E731
+  todo = [n for n in share(range(len(shards))) if directory is None or not path(n).exists()]
+  found, rows = {}, compute([batch for n in todo for batch in shards[n]])
+  shown = dict(unit=f" {name}", disable=not name or not is_primary(), file=sys.stdout, delay=2)
+  with tqdm(total=sum(lengths[n] for n in todo), **shown) as bar:
+    for n in todo:
+      parts = []
+      for _ in shards[n]:
+        parts.append(next(rows))
+        bar.update(len(parts[-1]))
+      found[n] = np.concatenate(parts)
+      if directory is not None:
+        found[n] = _saved(path(n), found[n])
+  if directory is not None:
+    exchange("rows", "")  # all are written
+    others = [n for n in range(len(shards)) if n not in found and path(n).exists()]
+    found |= {n: _load(path(n)) for n in others}
+  for n, rows in _lacking(found, lengths):
+    found[n] = rows if directory is None else _saved(path(n), rows)
+  return [found[n] for n in range(len(shards))]
+
+
+def assemble(batches: list, shards: list[np.ndarray], table: np.ndarray | None = None):
+  """What `shared_rows` was given and what it returned -> the table, or that one filled."""
+  if table is None:
+    table = np.empty((sum(map(_size, batches)), shards[0].shape[1]), np.float32)
+  for n, shard in enumerate(shards):
+    done = 0
+    for batch in batches[n * SHARD : (n + 1) * SHARD]:
+      table[batch] = shard[done : done + _size(batch)]
+      done += _size(batch)
+  return table
+
+
+def _lacking(found, lengths):
+  """Yields (number, rows) of the shards that this process has not, from those that have them."""
+  if jax.process_count() == 1:
+    return
+  here = np.array([n in found for n in range(len(lengths))], np.int32)
+  widths = joined(np.array([rows.shape[1] for rows in found.values()][:1], np.int64))
+  for n in np.flatnonzero(total(1 - here)):
+    mine = n % jax.process_count() == jax.process_index()
+    rows = total(np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), np.float32))
+    if not here[n]:
+      yield int(n), rows
+
+
+def _load(path):
+  return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _saved(path, array):
+  """Written, whole or not at all, and memory-mapped."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+  with unfinished.open("wb") as file:
+    np.save(file, array, allow_pickle=False)
+  unfinished.replace(path)
+  return _load(path)
+
+
+def _size(batch):
+  return batch.stop - batch.start if isinstance(batch, slice) else len(batch)
 
 
 def line(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""Batch number n, computed by threads of this process or by worker processes."""
