@@ -39,14 +39,14 @@ def main(argv):
   from xe_retrieval.training import processes
 
   f = flags.FLAGS
-  processes.join(f.distributed)
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
-  except ValueError as e:
-    sys.exit(f"error: {e}")
-  except KeyboardInterrupt:
-    sys.exit("\nstopped; the same command goes on from there")
+  with processes.together(f.distributed):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+      report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
+    except ValueError as e:
+      sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+      sys.exit("\nstopped; the same command goes on from there")
   if not processes.is_primary():
     return
   for _, name, reason in report.skipped[:10]:

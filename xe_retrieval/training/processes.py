@@ -2,11 +2,12 @@
 
 import collections
 import contextlib
-import gc
 import itertools
 import os
 import signal
 import sys
+import time
+import traceback
 
 import jax
 import numpy as np
@@ -35,9 +36,32 @@ def join(cluster: bool = False) -> None:
   if count > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address, index = os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_PROCESS_ID"])
-    jax.distributed.initialize(address, count, index)
+    jax.distributed.initialize(address, count, index, shutdown_timeout_seconds=TIMEOUT)
   elif cluster:
-    jax.distributed.initialize()
+    jax.distributed.initialize(shutdown_timeout_seconds=TIMEOUT)
+
+
+@contextlib.contextmanager
+def together(cluster: bool = False):
+  """`join`s for the block. If it raises, or exits with a message, this process ends at once.
+
+  Otherwise JAX would let it wait for the others to finish, and these may be waiting for it. Exit
+  codes that are numbers are those on which all agree, like that of a run that was stopped.
+  """
+  join(cluster)
+  try:
+    yield
+  except BaseException as error:
+    exits = isinstance(error, SystemExit)
+    if jax.process_count() == 1 or (exits and not isinstance(error.code, str)):
+      raise
+    try:
+      print(error.code if exits else traceback.format_exc(), file=sys.stderr, flush=True)
+      sys.stdout.flush()
+      if is_primary():
+        time.sleep(1)  # the coordinator: others cannot say why they fail when it is gone
+    finally:  # also if nobody reads what it prints
+      os._exit(1)
 
 
 def is_primary() -> bool:
@@ -267,16 +291,3 @@ def _any_process(mesh):
     return reduce(jax.make_array_from_process_local_data(rows, local))
 
   return any_process
-
-
-@contextlib.contextmanager
-def frozen_garbage():
-  """Moves objects that exist now out of the garbage collector's reach.
-
-  A full collection over all imported libraries would stall a step by 0.1 s.
-  """
-  gc.freeze()
-  try:
-    yield
-  finally:
-    gc.unfreeze()
