@@ -206,9 +206,11 @@ def _lacking(found, lengths):
   widths = joined(np.array([rows.shape[1] for rows in found.values()][:1], np.int64))
   for n in np.flatnonzero(total(1 - here)):
     mine = n % jax.process_count() == jax.process_index()
-    rows = total(np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), np.float32))
+    rows = np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), np.float32)
+    # As integers: each bit arrives. Not `total`: that would hold the rows of all processes.
+    rows = multihost_utils.broadcast_one_to_all(rows.view(np.uint32), is_source=mine)
     if not here[n]:
-      yield int(n), rows
+      yield int(n), np.asarray(rows).view(np.float32)
 
 
 def _load(path):
