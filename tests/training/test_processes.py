@@ -187,7 +187,7 @@ def test_killed_in_a_save_nothing_is_lost(config, finished, tmp_path, capsys):
 @pytest.mark.slow
 def test_of_two_processes_one_or_both_are_killed_in_a_save_and_nothing_is_lost():
   """benchmarks/faults.py --processes=2 kills a hundred times; here once in each of three ways."""
-  arguments = ["--processes=2", "--kills=3", "--at_once=1", "--steps=8"]
+  arguments = ["--processes=2", "--kills=3", "--at_once=1", "--steps=6"]
   command = [sys.executable, "-m", "benchmarks.faults", *arguments]
   out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
   assert out.returncode == 0, out.stdout + out.stderr
