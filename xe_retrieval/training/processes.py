@@ -145,15 +145,15 @@ def gather(array: np.ndarray) -> np.ndarray:
   """[P, …]: those of all processes. As bytes: JAX would cut 64-bit numbers to 32."""
   if jax.process_count() == 1:
     return array[None]
-  every = multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8))
-  return np.asarray(every).view(array.dtype).reshape(jax.process_count(), *array.shape)
+  every = np.asarray(multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8)))
+  return every.view(array.dtype).reshape(jax.process_count(), *array.shape)
 
 
-SHARD = 16  # batches
+SHARD = 16  # batches, at most
 
 
 def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[np.ndarray]:
-  """Rows of a table that all processes compute together -> its shards, SHARD batches in each.
+  """Rows of a table that all processes compute together -> its shards, a few batches in each.
 
   batches    [slices or int arrays]: which rows of the table each batch has
   compute    a function from some of the batches to an iterator of their rows, float32 [n, width]
@@ -161,9 +161,9 @@ def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[
              one for all processes, or one on the disk of each. None: they are kept in memory
   name       shown with the progress, if it takes long
   """
-  shards = [batches[i : i + SHARD] for i in range(0, len(batches), SHARD)]
+  shards = _shards(batches)
   lengths = [sum(map(_size, shard)) for shard in shards]
-  # Named by its rows: with another batch size, shards are others.
+  # Named by its rows: with another batch size or number of processes, shards are others.
   path = lambda n: directory / f"{sum(lengths[:n]):09d}-{lengths[n]}.npy"  # noqa: E731
   todo = [n for n in share(range(len(shards))) if directory is None or not path(n).exists()]
   found, rows = {}, compute([batch for n in todo for batch in shards[n]])
@@ -179,8 +179,8 @@ def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[
         found[n] = _saved(path(n), found[n])
   if directory is not None:
     exchange("rows", "")  # all are written
-    others = [n for n in range(len(shards)) if n not in found and path(n).exists()]
-    found |= {n: _load(path(n)) for n in others}
+    others = set(range(len(shards))) - found.keys()
+    found |= {n: _load(path(n)) for n in others if path(n).exists()}
   for n, rows in _lacking(found, lengths):
     found[n] = rows if directory is None else _saved(path(n), rows)
   return [found[n] for n in range(len(shards))]
@@ -190,12 +190,18 @@ def assemble(batches: list, shards: list[np.ndarray], table: np.ndarray | None =
   """What `shared_rows` was given and what it returned -> the table, or that one filled."""
   if table is None:
     table = np.empty((sum(map(_size, batches)), shards[0].shape[1]), np.float32)
-  for n, shard in enumerate(shards):
+  for rows, shard in zip(shards, _shards(batches), strict=True):
     done = 0
-    for batch in batches[n * SHARD : (n + 1) * SHARD]:
-      table[batch] = shard[done : done + _size(batch)]
+    for batch in shard:
+      table[batch] = rows[done : done + _size(batch)]
       done += _size(batch)
   return table
+
+
+def _shards(batches):
+  """Of at most SHARD batches, and so many that every process has one."""
+  size = min(SHARD, -(-len(batches) // jax.process_count()))
+  return [batches[i : i + size] for i in range(0, len(batches), max(1, size))]
 
 
 def _lacking(found, lengths):
@@ -220,8 +226,7 @@ def _load(path):
 def _saved(path, array):
   """Written, whole or not at all, and memory-mapped."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-  with unfinished.open("wb") as file:
+  with (unfinished := path.with_name(f".{path.name}.{os.getpid()}")).open("wb") as file:
     np.save(file, array, allow_pickle=False)
   unfinished.replace(path)
   return _load(path)
