@@ -49,25 +49,26 @@ def losses(workdir):
 
 
 SIGNALLED = """
-import os, signal
+import os, signal, sys
 from xe_retrieval.data import mesh
 from xe_retrieval.training import processes
 import jax
 
-processes.join()
-for number in (signal.SIGTERM, signal.SIGINT):
-  with processes.Interruption(mesh.make()) as interrupted:
-    for n in range(1, 100):
-      if n == 3 and jax.process_index() == 1:
-        os.kill(os.getpid(), number)
-      if interrupted():
-        break
-  os.write(1, f"{number.name} stopped at {n}|".encode())
+with processes.together():
+  for number in (signal.SIGTERM, signal.SIGINT):
+    with processes.Interruption(mesh.make()) as interrupted:
+      for n in range(1, 100):
+        if n == 3 and jax.process_index() == 1:
+          os.kill(os.getpid(), number)
+        if interrupted():
+          break
+    os.write(1, f"{number.name} stopped at {n}|".encode())
+  sys.exit(75)
 """
 
 
 def test_a_signal_to_one_process_stops_both_one_step_later():
-  printed = launch("-c", SIGNALLED)
+  printed = launch("-c", SIGNALLED, code=main.STOPPED)
   assert printed.count("SIGTERM stopped at 4|") == printed.count("SIGINT stopped at 4|") == 2
 
 
