@@ -13,6 +13,7 @@ Processes are forks of one that has imported the libraries.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -204,8 +205,7 @@ def _train(workdir, config, index, address):
 
 def _digest(workdir):
   """Appends a line for every finished checkpoint: step, sha256 of the state."""
-  config = config_lib.from_json((workdir / "config.json").read_text())
-  like = step.build(config, mesh.make()).state
+  like = _like((workdir / "config.json").read_text())
   with Checkpoints(workdir, read_only=True) as saved:
     for n in saved._manager.all_steps():
       digest = hashlib.sha256()
@@ -213,6 +213,12 @@ def _digest(workdir):
         digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
       with workdir.with_suffix(".digests").open("a") as file:
         file.write(f"{n} {digest.hexdigest()}\n")
+
+
+@functools.cache
+def _like(config):
+  """Shapes of the state."""
+  return step.build(config_lib.from_json(config), mesh.make()).state
 
 
 def _found(workdir):

@@ -1,55 +1,88 @@
-"""evaluate and index over two processes: what one process writes, to the bit."""
+"""Train, evaluate and index over two processes: what one does, to the bit where it can be."""
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 
+import chex
+import jax
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, tiny
-from xe_retrieval import main
-
-SCRIPT = ROOT / "launch" / "local_processes.sh"
-BOTH = """
-import sys
-from xe_retrieval import evaluate, index, model
+from tests import evaluate_and_index
+from tests.training.test_processes import launch, losses
+from xe_retrieval import config as config_lib
+from xe_retrieval import main, model
+from xe_retrieval.data import mesh
 from xe_retrieval.evaluation import score_tiles
-from xe_retrieval.training import features, processes
+from xe_retrieval.training import features, processes, step
+from xe_retrieval.training.checkpoints import Checkpoints
 
-# So small that both have something to do.
-model.BATCH = features.BATCH = 16
-model.Encoder.__init__.__defaults__ = (None, 16, None)
-processes.SHARD, score_tiles.QUERIES, score_tiles.DOCUMENTS = 1, 32, 16
-processes.join()
-workdir, out = sys.argv[1:]
-options = dict(distractors=["shapes/64:train"], report=False)
-evaluate.evaluate(workdir, "test", f"{out}/test", **options)
-index.index(workdir, ["shapes/64:test", "shapes/64:train"], f"{out}/index")
+TWO = """
+import pathlib, sys
+from tests import evaluate_and_index
+from xe_retrieval import config, main
+from xe_retrieval.training import processes
+
+root = pathlib.Path(sys.argv[1])
+with processes.together():
+  main.train(config.from_json((root / "config.json").read_text()), root / "two")
+  evaluate_and_index.run(root / "two", root / "by_two")
 """
 
 
+@pytest.fixture
+def restored(monkeypatch):
+  """What evaluate_and_index changes is put back afterwards."""
+  changed = ((model, "BATCH"), (features, "BATCH"), (processes, "SHARD"))
+  for module, name in (*changed, (score_tiles, "QUERIES"), (score_tiles, "DOCUMENTS")):
+    monkeypatch.setattr(module, name, getattr(module, name))
+  defaults = model.Encoder.__init__.__defaults__
+  yield
+  model.Encoder.__init__.__defaults__ = defaults
+
+
 @pytest.mark.slow
-def test_two_processes_write_what_one_does(data_dir, tmp_path):
-  config = tiny(data_dir)
-  config.image.freeze = "all"  # features are computed by both, too
+def test_two_processes_with_two_devices_do_what_one_does(config, tmp_path, restored, monkeypatch):
+  """With a sharded state, micro-batches, the features of a frozen tower, and a bank."""
+  config.log_every, config.text.mlp, config.image.freeze = 1, 64, "all"
+  config.data.dir = str(tmp_path / "data")  # prepared by process 0 while the other waits
+  config.mesh.shard_parameters, config.micro_batch = True, 8
+  # AdamW would turn rounding errors of a zero gradient (keys' biases) into full steps.
+  config.text.optimizer, config.text.learning_rate = "sgd", 0.02
   config.bank.update({"query": 0.5, "image": 0.25, "familiarity": 0.5, "size": 20})
-  main.train(config, str(tmp_path / "run"))
-  metrics, vectors, calibrations = [], [], []
-  for count in (1, 2):
-    for file in ("calibration.json", "bank.npz"):
-      (tmp_path / "run" / file).unlink(missing_ok=True)
-    out = tmp_path / str(count)
-    env = dict(os.environ, JAX_NUM_CPU_DEVICES="1", PYTHON=sys.executable, PYTHONPATH=str(ROOT))
-    command = [SCRIPT, str(count), "--", sys.executable, "-c", BOTH, tmp_path / "run", out]
-    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=600)
-    metrics.append((out / "test" / "metrics.json").read_text())
-    calibrations.append((tmp_path / "run" / "calibration.json").read_text())
-    found = json.loads((out / "index" / "collection.json").read_text())
-    vectors.append(np.load(out / "index" / found["generation"] / "vectors.npy"))
-    assert not (out / "index" / "partial").exists()
-    assert sorted(p.name for p in out.iterdir()) == ["index", "test"]  # no shards are left
-  assert metrics[0] == metrics[1]
-  assert calibrations[0] == calibrations[1]
-  np.testing.assert_array_equal(*vectors)
+  (tmp_path / "config.json").write_text(config_lib.to_json(config))
+  printed = launch("-c", TWO, str(tmp_path), timeout=600)
+  assert "on 4 cpu device(s) of 2 processes" in printed
+  assert printed.count("validation PR-AUC") == 2  # only process 0 prints
+
+  config.bank.update({"query": 0.0, "image": 0.0, "familiarity": 0.0})  # it is made afterwards
+  one = main.train(config, tmp_path / "one", jax.devices()[:4])
+  np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-6)
+  trained = config_lib.from_json((tmp_path / "two" / "config.json").read_text())
+  like = step.build(trained, mesh.make(jax.devices()[:4])).state
+  two = Checkpoints(tmp_path / "two", read_only=True).restore(config.steps, like)
+  # Two processes add their gradients in another order than four devices of one.
+  chex.assert_trees_all_close(jax.device_get(two), jax.device_get(one), rtol=1e-5, atol=1e-5)
+
+  by_two = written(tmp_path / "two", tmp_path / "by_two")
+  for file in ("calibration.json", "bank.npz"):
+    (tmp_path / "two" / file).unlink()
+  shutil.rmtree(tmp_path / "data" / "features")
+  # As many as each of the two had: rows of one size are computed alike.
+  monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:2])
+  evaluate_and_index.run(tmp_path / "two", tmp_path / "by_one")
+  by_one = written(tmp_path / "two", tmp_path / "by_one")
+  assert by_two[:2] == by_one[:2]
+  np.testing.assert_array_equal(by_two[2], by_one[2])
+
+
+def written(workdir, out):
+  """-> metrics.json and calibration.json as text, the vectors of the index."""
+  assert sorted(p.name for p in out.iterdir()) == ["index", "test"]  # no shards are left
+  assert not (out / "index" / "partial").exists()
+  found = json.loads((out / "index" / "collection.json").read_text())
+  return (
+    (out / "test" / "metrics.json").read_text(),
+    (workdir / "calibration.json").read_text(),
+    np.load(out / "index" / found["generation"] / "vectors.npy"),
+  )

@@ -35,7 +35,7 @@ def test_readme_is_short():
 def test_links(page):
   for target in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGES[page]):
     name, _, anchor = target.partition("#")
-    path = (ROOT / page).parent / name
+    path = (ROOT / page).parent / name if name else ROOT / page
     assert path.exists(), f"{page}: {target}"
     headings = re.findall(r"^#+ (.*)", path.read_text(), re.M) if anchor else []
     slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]

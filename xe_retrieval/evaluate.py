@@ -110,18 +110,23 @@ def evaluate(
 def adopt(pretrained, workdir, dataset, data_dir=""):
   """A workdir for a Hugging Face CLIP or SigLIP as it is, with `dataset` as its data."""
   from xe_retrieval.towers import pretrained as towers
+  from xe_retrieval.training import processes
 
   if not dataset:
     raise ValueError(f"--pretrained={pretrained} needs --dataset=…, the data to evaluate it on")
   workdir = pathlib.Path(workdir or pathlib.Path("runs") / pathlib.Path(pretrained).name)
-  config = towers.stock_config(pretrained, dataset, data_dir)
-  file = workdir / "config.json"
-  if file.exists():
-    before = config_lib.from_json(file.read_text())
-    if changed := config_lib.difference(before, config):
-      raise ValueError(f"{workdir} is of another model or data set ({changed[0]}); take a new one")
-  workdir.mkdir(parents=True, exist_ok=True)
-  file.write_text(config_lib.to_json(config))
+  with processes.primary_first("adopted"):  # which may have to be fetched
+    config = towers.stock_config(pretrained, dataset, data_dir)
+    file = workdir / "config.json"
+    if file.exists():
+      before = config_lib.from_json(file.read_text())
+      if changed := config_lib.difference(before, config):
+        raise ValueError(
+          f"{workdir} is of another model or data set ({changed[0]}); take a new one"
+        )
+    elif processes.is_primary():
+      workdir.mkdir(parents=True, exist_ok=True)
+      paths.write(file, config_lib.to_json(config))
   return workdir
 
 
@@ -139,24 +144,24 @@ def main(argv):
   f = flags.FLAGS
   if not f.workdir and not f.pretrained:
     sys.exit("error: evaluate what? --workdir=DIR of a training run, or --pretrained=DIR")
-  processes.join(f.distributed)
-  try:
-    metrics, report = evaluate(
-      f.workdir,
-      f.split,
-      f.out,
-      f.dataset,
-      f.distractors,
-      f.index,
-      f.judgements,
-      f.relevance,
-      f.publish,
-      checkpoint=f.checkpoint,
-      pretrained=f.pretrained,
-      data_dir=f.data_dir,
-    )
-  except ValueError as e:
-    sys.exit(f"error: {e}")
+  with processes.together(f.distributed):
+    try:
+      metrics, report = evaluate(
+        f.workdir,
+        f.split,
+        f.out,
+        f.dataset,
+        f.distractors,
+        f.index,
+        f.judgements,
+        f.relevance,
+        f.publish,
+        checkpoint=f.checkpoint,
+        pretrained=f.pretrained,
+        data_dir=f.data_dir,
+      )
+    except ValueError as e:
+      sys.exit(f"error: {e}")
   if not processes.is_primary():
     return
   from xe_retrieval.report import terminal

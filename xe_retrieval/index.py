@@ -21,11 +21,19 @@ from xe_retrieval import config as config_lib
 
 def index(workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebuild=False):
   """Brings the index `out` up to date; returns an update.Report."""
+  import jax
+
   import xe_retrieval
+  from xe_retrieval.data import paths
   from xe_retrieval.search import image_sources, update
+  from xe_retrieval.towers import weight_files
+  from xe_retrieval.training import processes
 
   if not images and not remove and not rebuild:
     raise ValueError("index what? --images=DIR adds a folder, --remove=DIR takes one out")
+  if jax.process_count() > 1 and not paths.given(workdir).exists():
+    with processes.primary_first("model"):  # a Hugging Face id: one fetches it, the others wait
+      weight_files.locate(workdir)
   model = xe_retrieval.load(workdir)
   directory = data_dir or model.config.data.dir
   add = [image_sources.parse(text, directory) for text in images]
@@ -39,14 +47,14 @@ def main(argv):
   from xe_retrieval.training import processes
 
   f = flags.FLAGS
-  processes.join(f.distributed)
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
-  except ValueError as e:
-    sys.exit(f"error: {e}")
-  except KeyboardInterrupt:
-    sys.exit("\nstopped; the same command goes on from there")
+  with processes.together(f.distributed):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+      report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
+    except ValueError as e:
+      sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+      sys.exit("\nstopped; the same command goes on from there")
   if not processes.is_primary():
     return
   for _, name, reason in report.skipped[:10]:

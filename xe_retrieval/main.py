@@ -41,17 +41,17 @@ def main(argv):
   from xe_retrieval.training import dry_run, loop, processes
 
   f = flags.FLAGS
-  processes.join(f.distributed)
-  try:
-    if f.dry_run:
-      config, source, _, _ = loop.prepare(f.config, mesh.make())
-      print(dry_run.describe(config, f.workdir, source, mesh.make()))
-    else:
-      state = train(f.config, f.workdir, allow_config_change=f.allow_config_change)
-      if int(state.step) < f.config.steps:
-        sys.exit(STOPPED)
-  except (ValueError, OSError, FloatingPointError) as e:
-    sys.exit(f"error: {e}")
+  with processes.together(f.distributed):
+    try:
+      if f.dry_run:
+        config, source, _, _ = loop.prepare(f.config, mesh.make())
+        print(dry_run.describe(config, f.workdir, source, mesh.make()))
+      else:
+        state = train(f.config, f.workdir, allow_config_change=f.allow_config_change)
+        if int(state.step) < f.config.steps:
+          sys.exit(STOPPED)
+    except (ValueError, OSError, FloatingPointError) as e:
+      sys.exit(f"error: {e}")
 
 
 def define_flags():

@@ -84,8 +84,10 @@ class Encoder:
     self.text_width = dual_encoder.feature_widths(config)["text"]
     self.mesh = mesh.make(devices or jax.local_devices())
     self._batch = math.ceil(batch / self.mesh.size) * self.mesh.size
-    rows, everywhere = mesh.rows(self.mesh), mesh.replicated(self.mesh)
-    compiled = functools.partial(jax.jit, in_shardings=(everywhere, rows), out_shardings=rows)
+    self._rows, everywhere = mesh.rows(self.mesh), mesh.replicated(self.mesh)
+    compiled = functools.partial(
+      jax.jit, in_shardings=(everywhere, self._rows), out_shardings=self._rows
+    )
 
     def unit(method):
       return compiled(lambda v, x: _unit(model.apply(v, x, method=method)))
@@ -163,7 +165,9 @@ class Encoder:
     pending = collections.deque()
     for batch in batches:
       padding = [(0, self._batch - len(batch))] + [(0, 0)] * (batch.ndim - 1)
-      pending.append((function(self.variables, np.pad(batch, padding)), len(batch)))
+      # Put there by hand: where there are several processes, jit does not divide NumPy's arrays.
+      padded = jax.device_put(np.pad(batch, padding), self._rows)
+      pending.append((function(self.variables, padded), len(batch)))
       if len(pending) > 1:
         vectors, rows = pending.popleft()
         yield np.asarray(vectors)[:rows]

@@ -6,8 +6,12 @@ import types
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 from scipy import special
 
+from xe_retrieval import prepare
+from xe_retrieval.data import pipeline
+from xe_retrieval.preparation import records
 from xe_retrieval.towers import bank as banks
 
 WIDTH, DIM = 16, 8
@@ -17,18 +21,22 @@ def unit(x):
   return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
-class Source:
-  """Records of two captions each."""
-
-  def __len__(self):
-    return 60
-
-  def captions(self):
-    return [[f"caption {i}", f"another caption {i}"] for i in range(60)]
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  """60 images of two captions each, all different, prepared from a table."""
+  root = tmp_path_factory.mktemp("bank")
+  rows = ["image\tcaption\tsplit"]
+  for i in range(60):
+    Image.new("RGB", (8, 8), (i, 2 * i, 7)).save(root / f"{i}.png")
+    rows += [f"{i}.png\t{kind} {i}\ttrain" for kind in ("caption", "another caption")]
+  (root / "t.tsv").write_text("\n".join(rows))
+  job = prepare.table(str(root / "t.tsv"), str(root))
+  prepare.prepare(job, str(root / "out"), records.Options())
+  return pipeline.Source("captions/t", str(root / "out"), "train")
 
 
 @pytest.fixture(scope="module")
-def made():
+def made(source):
   """The bank of 50 captions and images of 120 and 60, and all captions' features."""
   random = np.random.default_rng(0)
   features = (3 + random.standard_normal((120, WIDTH))).astype(np.float32)
@@ -37,7 +45,7 @@ def made():
   encoder = types.SimpleNamespace(
     fingerprint=lambda: "abc", project_images=lambda x: x, project_text=lambda x: unit(x @ project)
   )
-  return banks.make(encoder, Source(), {"text": features, "image": images}, size=50), features
+  return banks.make(encoder, source, {"text": features, "image": images}, size=50), features
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +55,11 @@ def asked():
   return unit(random.standard_normal((7, DIM))), features
 
 
-def test_captions_and_images_are_chosen_once_and_for_all(made):
+def test_captions_and_images_are_chosen_once_and_for_all(made, source):
   bank, features = made
   assert len(bank.captions) == len(bank.features) == len(bank.images) == 50
   assert len(set(bank.captions)) == 50
-  all_captions = [c for record in Source().captions() for c in record]
+  all_captions = list(source.captions().flat)
   rows = [all_captions.index(c) for c in bank.captions]
   np.testing.assert_allclose(bank.centre, features[rows].mean(axis=0), rtol=1e-6)
   expected = unit(features[rows] - features[rows].mean(axis=0))
@@ -82,9 +90,9 @@ def test_what_is_like_many_captions_is_familiar():
   np.testing.assert_allclose(bank.familiarity(far), 0, atol=1e-6)
 
 
-def test_nearest_captions_are_suggested_without_repetitions(made):
+def test_nearest_captions_are_suggested_without_repetitions(made, source):
   bank, features = made
-  row = [c for record in Source().captions() for c in record].index(bank.captions[7])
+  row = list(source.captions().flat).index(bank.captions[7])
   assert bank.nearest(features[row : row + 1], 2)[0][0] == bank.captions[7]
   same = banks.Bank(
     "", ["a", "a", "b"], bank.centre, bank.features[:3], bank.texts[:3], bank.images, 0.5
@@ -167,10 +175,10 @@ def test_a_missing_bank_is_named(asked):
     scoring(None, query=0.5).text(*asked)
 
 
-def test_three_quarters_of_the_captions_are_as_familiar_as_usual(made):
+def test_three_quarters_of_the_captions_are_as_familiar_as_usual(made, source):
   """Among captions of other images: siblings of a caption would make it too familiar."""
   bank, features = made
-  captions = [c for record in Source().captions() for c in record]
+  captions = list(source.captions().flat)
   rows = np.array([captions.index(c) for c in bank.captions])
   cosines = bank.features @ bank.features.T
   cosines[rows[:, None] // 2 == rows // 2] = -1

@@ -42,6 +42,12 @@ def configure(config):
       config.text.update(text_fields(locate(config.text)))
     if config.image.pretrained:
       config.image.update(image_fields(locate(config.image)))
+  check_positions(config)
+  return config
+
+
+def check_positions(config) -> None:
+  """ValueError if a pretrained text tower has fewer positions than config.text.tokens."""
   if config.text.pretrained:
     tokens = families.of(config, "text").tower(config.text, 0, jnp.float32, False).embeddings
     if config.text.tokens > tokens.room:
@@ -49,7 +55,6 @@ def configure(config):
         f"config.text.tokens={config.text.tokens}, but {config.text.pretrained} knows "
         f"{tokens.room} positions"
       )
-  return config
 
 
 def locate(tower):

@@ -1,5 +1,6 @@
 """Reading checkpoints: the only part of training that a trained model needs."""
 
+import hashlib
 import json
 
 import jax
@@ -16,30 +17,68 @@ METRIC = "pr_auc"  # on the validation split; the best checkpoint has the highes
 def open_manager(workdir, options) -> ocp.CheckpointManager:
   """Items: `model` (what evaluation needs), `training` (the rest of the state), `run` (JSON)."""
   handlers = {
-    "model": ocp.StandardCheckpointHandler(),
-    "training": ocp.StandardCheckpointHandler(),
-    "run": ocp.JsonCheckpointHandler(),
+    "model": _hashing(ocp.StandardCheckpointHandler(), "model"),
+    "training": _hashing(ocp.StandardCheckpointHandler(), "training"),
+    "run": _hashing(ocp.JsonCheckpointHandler(), "run"),
   }
   directory = paths.absolute(workdir) / "checkpoints"
-  try:
-    return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+  if damaged := damaged_metrics(workdir):
     raise ValueError(
-      f"metrics of a checkpoint under {directory} are damaged ({error}); training moves it aside"
-    ) from error
+      f"the metrics of checkpoints {damaged} of {workdir} are damaged; training moves them aside"
+    )
+  return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
+
+
+_LISTS = {"model": "_METADATA", "training": "_METADATA", "run": "metadata"}
+_HASH = "sha256"
+
+
+def _hashing(handler, item):
+  """The handler, which also writes a hash of its JSON: TensorStore has checksums of arrays only."""
+  finalize = handler.finalize
+
+  def finalize_and_hash(directory):  # before the checkpoint gets its final name
+    finalize(directory)
+    (directory / _HASH).write_bytes(_hash(directory / _LISTS[item]))
+
+  handler.finalize = finalize_and_hash
+  return handler
+
+
+def _hash(path):
+  return hashlib.sha256(path.read_bytes()).hexdigest().encode()
+
+
+def verify_lists(directory, items=tuple(_LISTS)) -> None:
+  """Damaged, if JSON of a checkpoint is not what was written, though it may be valid JSON."""
+  for item in items:
+    known = directory / item / _HASH
+    if known.exists() and known.read_bytes() != _hash(directory / item / _LISTS[item]):
+      raise Damaged(f"{item}/{_LISTS[item]} is not what was written")  # earlier versions: no hash
 
 
 def damaged_metrics(workdir) -> list[int]:
-  """The steps of checkpoints whose metrics cannot be parsed: Orbax would open none of them."""
+  """The steps of checkpoints whose metrics are not those that were written.
+
+  If they cannot be parsed, Orbax opens none of the checkpoints.
+  """
   directory, found = paths.absolute(workdir) / "checkpoints", []
   for step in directory.iterdir() if directory.exists() else []:
     file = step / "metrics" / "metrics"
     if step.name.isdecimal() and file.exists():
-      try:
-        json.loads(file.read_bytes())
-      except ValueError:  # also of bytes that are no text
+      metrics, run = _parsed(file), _parsed(step / "run" / _LISTS["run"]) or {}
+      damaged = metrics is None or run.get("metrics") not in (None, metrics)
+      if damaged and file.exists():  # else it is just being deleted
         found.append(int(step.name))
   return found
+
+
+def _parsed(path):
+  """None, if it is not there or is not JSON."""
+  try:
+    return json.loads(path.read_bytes())
+  except (FileNotFoundError, ValueError):  # the latter also of bytes that are no text
+    return None
 
 
 def quality(metrics: dict) -> float:
@@ -81,6 +120,7 @@ def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict]:
 
 
 def _read_model(manager, step, like, sharding):
+  verify_lists(manager.directory / str(step), ("model", "run"))
   wanted = {name: dict(like.get(name, {})) for name in ("params", "batch_stats")}
   saved = manager.item_metadata(step)["model"].tree["params"]
   wanted["params"] |= {"loss": saved["loss"]} if "loss" in saved else {}

@@ -128,6 +128,7 @@ class Checkpoints:
     return TrainState(**parts)
 
   def _read(self, step, like):
+    checkpoint_reader.verify_lists(self._workdir / "checkpoints" / str(step))
     model, training = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
     run = self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
     if "checksums" not in run:
@@ -166,6 +167,7 @@ class Checkpoints:
     run = {
       "position": step,  # number of the next batch, from 0
       "best": None if best is None else {"step": best, METRIC: measured[best]},
+      "metrics": metrics,
       "config": config,
       "checksums": checkpoint_reader.checksums(model | training),
     }

@@ -160,17 +160,19 @@ def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=
     for batch in read(batches):
       batch = batch[:, :, ::-1] if mirrored else batch
       padded = np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (batch.ndim - 1))
-      yield np.asarray(run(variables, padded))[: len(batch)]
+      # Put there by hand: where there are several processes, jit does not divide NumPy's arrays.
+      yield np.asarray(run(variables, jax.device_put(padded, rows)))[: len(batch)]
 
   parts, name = path.with_suffix(".shards"), f"{tower} features of {source.split}"
   shards = processes.shared_rows(batches, compute, parts, name + " mirrored" * mirrored)
   with processes.primary_first(path.name):
     if not path.exists():  # else one disk for all, and process 0 has written it
-      part, count = path.with_suffix(".part"), sum(map(len, shards))
+      part, count = path.with_suffix(f".part{jax.process_index()}"), sum(map(len, shards))
       table = np.lib.format.open_memmap(part, "w+", np.float32, (count, width))
       processes.assemble(batches, shards, table).flush()
       part.rename(path)  # atomic: a file with this name is complete
-      shutil.rmtree(parts)
+  processes.exchange("assembled", "")  # until then, others may read them
+  shutil.rmtree(parts, ignore_errors=True)
 
 
 def _tokens(source, tokenizer):  # -> int32 [captions, T], int [captions]

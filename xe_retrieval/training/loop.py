@@ -1,6 +1,7 @@
 """The training loop, read top to bottom like the paper's training section."""
 
 import contextlib
+import gc
 import json
 
 import jax
@@ -56,7 +57,7 @@ def train(
   previous = None
 
   interruption = processes.Interruption(mesh)  # until the last save has ended
-  with interruption as interrupted, checkpoints, log, processes.frozen_garbage():
+  with interruption as interrupted, checkpoints, log, _frozen_garbage():
     for n in range(start + 1, config.steps + 1):
       if n in profiled[:1]:
         jax.profiler.start_trace(str(workdir / "profile"))
@@ -88,6 +89,19 @@ def train(
   return state
 
 
+@contextlib.contextmanager
+def _frozen_garbage():
+  """Moves objects that exist now out of the garbage collector's reach.
+
+  A full collection over all imported libraries would stall a step by 0.1 s.
+  """
+  gc.freeze()
+  try:
+    yield
+  finally:
+    gc.unfreeze()
+
+
 def _cached_features(config, model, state, mesh, tokenizer, sources):
   """{split: tables}, of frozen towers: these are as they were before the first step."""
   if not features.cacheable(config):
@@ -112,6 +126,7 @@ def prepare(config, mesh, workdir=None):
       config = pretrained.configure(config)
   else:
     config = config_lib.updated(config, known)
+    pretrained.check_positions(config)  # config.text.tokens may be another than before
   validate(config, mesh.size)
   with processes.primary_first("data"):  # which may have to be prepared
     source = pipeline.Source(config.data.name, config.data.dir, "train")
@@ -151,7 +166,12 @@ _SOURCES += ("scale",)  # 0: that of config.pretrained
 def _known_towers(workdir, config):
   """{field: value} that the towers of this config brought with them; None: not known yet."""
   path = workdir / _TOWERS
-  known = json.loads(path.read_text()) if path.exists() else {}
+  with _reporting(workdir, "read"):
+    written = path.read_bytes() if path.exists() else b"{}"
+  try:
+    known = json.loads(written)
+  except ValueError:  # damaged: the towers tell it again
+    return None
   return known["fields"] if known.get("of") == _sources(config) else None
 
 
@@ -188,7 +208,7 @@ def _write_config(workdir, given, config, tokenizer, allow_change):
 
 
 @contextlib.contextmanager
-def _reporting(workdir):
+def _reporting(workdir, doing="written"):
   """One sentence for what a disk raises, and clients of buckets, which have types of their own."""
   try:
     yield
@@ -196,7 +216,7 @@ def _reporting(workdir):
     raise
   except Exception as error:
     failure = f"{type(error).__name__}: {processes.line(error)}"
-    raise ValueError(f"the workdir {workdir} cannot be written ({failure})") from error
+    raise ValueError(f"the workdir {workdir} cannot be {doing} ({failure})") from error
 
 
 def _introduction(config, state, source, mesh, start):

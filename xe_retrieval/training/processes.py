@@ -2,11 +2,12 @@
 
 import collections
 import contextlib
-import gc
 import itertools
 import os
 import signal
 import sys
+import time
+import traceback
 
 import jax
 import numpy as np
@@ -35,9 +36,32 @@ def join(cluster: bool = False) -> None:
   if count > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address, index = os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_PROCESS_ID"])
-    jax.distributed.initialize(address, count, index)
+    jax.distributed.initialize(address, count, index, shutdown_timeout_seconds=TIMEOUT)
   elif cluster:
-    jax.distributed.initialize()
+    jax.distributed.initialize(shutdown_timeout_seconds=TIMEOUT)
+
+
+@contextlib.contextmanager
+def together(cluster: bool = False):
+  """`join`s for the block. If it raises, or exits with a message, this process ends at once.
+
+  Otherwise JAX would let it wait for the others to finish, and these may be waiting for it. Exit
+  codes that are numbers are those on which all agree, like that of a run that was stopped.
+  """
+  join(cluster)
+  try:
+    yield
+  except BaseException as error:
+    exits = isinstance(error, SystemExit)
+    if jax.process_count() == 1 or (exits and not isinstance(error.code, str)):
+      raise
+    try:
+      print(error.code if exits else traceback.format_exc(), file=sys.stderr, flush=True)
+      sys.stdout.flush()
+      if is_primary():
+        time.sleep(1)  # the coordinator: others cannot say why they fail when it is gone
+    finally:  # also if nobody reads what it prints
+      os._exit(1)
 
 
 def is_primary() -> bool:
@@ -121,15 +145,15 @@ def gather(array: np.ndarray) -> np.ndarray:
   """[P, …]: those of all processes. As bytes: JAX would cut 64-bit numbers to 32."""
   if jax.process_count() == 1:
     return array[None]
-  every = multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8))
-  return np.asarray(every).view(array.dtype).reshape(jax.process_count(), *array.shape)
+  every = np.asarray(multihost_utils.process_allgather(np.ascontiguousarray(array).view(np.uint8)))
+  return every.view(array.dtype).reshape(jax.process_count(), *array.shape)
 
 
-SHARD = 16  # batches
+SHARD = 16  # batches, at most
 
 
 def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[np.ndarray]:
-  """Rows of a table that all processes compute together -> its shards, SHARD batches in each.
+  """Rows of a table that all processes compute together -> its shards, a few batches in each.
 
   batches    [slices or int arrays]: which rows of the table each batch has
   compute    a function from some of the batches to an iterator of their rows, float32 [n, width]
@@ -137,9 +161,9 @@ def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[
              one for all processes, or one on the disk of each. None: they are kept in memory
   name       shown with the progress, if it takes long
   """
-  shards = [batches[i : i + SHARD] for i in range(0, len(batches), SHARD)]
+  shards = _shards(batches)
   lengths = [sum(map(_size, shard)) for shard in shards]
-  # Named by its rows: with another batch size, shards are others.
+  # Named by its rows: with another batch size or number of processes, shards are others.
   path = lambda n: directory / f"{sum(lengths[:n]):09d}-{lengths[n]}.npy"  # noqa: E731
   todo = [n for n in share(range(len(shards))) if directory is None or not path(n).exists()]
   found, rows = {}, compute([batch for n in todo for batch in shards[n]])
@@ -155,8 +179,8 @@ def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[
         found[n] = _saved(path(n), found[n])
   if directory is not None:
     exchange("rows", "")  # all are written
-    others = [n for n in range(len(shards)) if n not in found and path(n).exists()]
-    found |= {n: _load(path(n)) for n in others}
+    others = set(range(len(shards))) - found.keys()
+    found |= {n: _load(path(n)) for n in others if path(n).exists()}
   for n, rows in _lacking(found, lengths):
     found[n] = rows if directory is None else _saved(path(n), rows)
   return [found[n] for n in range(len(shards))]
@@ -166,12 +190,18 @@ def assemble(batches: list, shards: list[np.ndarray], table: np.ndarray | None =
   """What `shared_rows` was given and what it returned -> the table, or that one filled."""
   if table is None:
     table = np.empty((sum(map(_size, batches)), shards[0].shape[1]), np.float32)
-  for n, shard in enumerate(shards):
+  for rows, shard in zip(shards, _shards(batches), strict=True):
     done = 0
-    for batch in batches[n * SHARD : (n + 1) * SHARD]:
-      table[batch] = shard[done : done + _size(batch)]
+    for batch in shard:
+      table[batch] = rows[done : done + _size(batch)]
       done += _size(batch)
   return table
+
+
+def _shards(batches):
+  """Of at most SHARD batches, and so many that every process has one."""
+  size = min(SHARD, -(-len(batches) // jax.process_count()))
+  return [batches[i : i + size] for i in range(0, len(batches), max(1, size))]
 
 
 def _lacking(found, lengths):
@@ -182,9 +212,11 @@ def _lacking(found, lengths):
   widths = joined(np.array([rows.shape[1] for rows in found.values()][:1], np.int64))
   for n in np.flatnonzero(total(1 - here)):
     mine = n % jax.process_count() == jax.process_index()
-    rows = total(np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), np.float32))
+    rows = np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), np.float32)
+    # As integers: each bit arrives. Not `total`: that would hold the rows of all processes.
+    rows = multihost_utils.broadcast_one_to_all(rows.view(np.uint32), is_source=mine)
     if not here[n]:
-      yield int(n), rows
+      yield int(n), np.asarray(rows).view(np.float32)
 
 
 def _load(path):
@@ -194,8 +226,7 @@ def _load(path):
 def _saved(path, array):
   """Written, whole or not at all, and memory-mapped."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-  with unfinished.open("wb") as file:
+  with (unfinished := path.with_name(f".{path.name}.{os.getpid()}")).open("wb") as file:
     np.save(file, array, allow_pickle=False)
   unfinished.replace(path)
   return _load(path)
@@ -267,16 +298,3 @@ def _any_process(mesh):
     return reduce(jax.make_array_from_process_local_data(rows, local))
 
   return any_process
-
-
-@contextlib.contextmanager
-def frozen_garbage():
-  """Moves objects that exist now out of the garbage collector's reach.
-
-  A full collection over all imported libraries would stall a step by 0.1 s.
-  """
-  gc.freeze()
-  try:
-    yield
-  finally:
-    gc.unfreeze()
