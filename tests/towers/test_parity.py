@@ -1,6 +1,7 @@
 """Each family, layer by layer, against transformers' models in PyTorch."""
 
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -20,6 +21,7 @@ TINY += ["vit", "dinov2", "dinov2_registers", "clip_vision", "siglip_vision"]
 FULL = ["bert_base", "mpnet_base", "clip_text_base", "siglip_text_base", "resnet50", "resnet18"]
 FULL += ["vit_base", "dinov2_small", "clip_vision_base", "siglip_vision_base"]
 REAL = ["minilm-l6", "resnet50-imagenet"]
+REAL += ["all-mpnet-base-v2", "vit-s14"]  # where XE_RETRIEVAL_WEIGHTS says, see real_weights.py
 
 torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 
@@ -45,16 +47,19 @@ def test_live_outputs_of_real_size(tiny, name, live):
   assert_equal(outputs, ours(tiny, live("--full") / name, outputs))
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="no weights beside the project")
 @pytest.mark.parametrize("name", REAL)
 def test_fingerprints_of_real_weights(tiny, name):
+  given = os.environ.get("XE_RETRIEVAL_WEIGHTS", "")
+  folders = [folder for folder in (SHARED / name, pathlib.Path(given, name)) if folder.is_dir()]
+  if not folders:
+    pytest.skip("these weights are not at hand")
   stored = np.load(HERE / "references" / f"{name}.npz")
   if "tokens" in stored:
     inputs = dict(stored)
   else:
     pixels = np.random.default_rng(0).normal(size=(2, 224, 224, 3)).astype(np.float32)
     inputs = {**stored, "pixels": pixels}
-  outputs = ours(tiny, SHARED / name, inputs)
+  outputs = ours(tiny, folders[0], inputs)
   assert_equal(stored, {part: fingerprint(value) for part, value in outputs.items()})
 
 

@@ -37,6 +37,7 @@ def train(
     s.split: features.tables(config, built.model, variables, tokenizer, s)
     for s in (source, validation)
   }
+  variables = features.standardised(config, variables, tables["train"].get("image"))
   state = step.init(config, jax.device_get(variables), built.optimizer, mesh)
   del variables
 
