@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from xe_retrieval import zero_shot
-from xe_retrieval.search import classification, image_sources, searcher
+from xe_retrieval.search import image_sources, searcher
+from xe_retrieval.zero_shot import __main__ as zero_shot
+from xe_retrieval.zero_shot import classification
 
 LABELS = ["a red circle", "a blue square", "two green triangles"]
 

@@ -9,8 +9,11 @@ import sys
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from xe_retrieval.towers import dual_encoder, pretrained
+from tests.towers.conftest import shapes
+from xe_retrieval.towers import dual_encoder, families, pretrained
+from xe_retrieval.towers.families import side_by_side
 from xe_retrieval.towers.transformer import Transformer
 
 HERE = pathlib.Path(__file__).parent
@@ -61,6 +64,32 @@ def test_fingerprints_of_real_weights(tiny, name):
     inputs = {**stored, "pixels": pixels}
   outputs = ours(tiny, folders[0], inputs)
   assert_equal(stored, {part: fingerprint(value) for part, value in outputs.items()})
+
+
+@torch
+def test_transformers_loads_what_export_writes(tiny, tmp_path):
+  """Every family: weights in, exported, and run by transformers' own class."""
+  stored = {name: np.load(HERE / "references" / name / "outputs.npz") for name in TINY}
+  for name, outputs in stored.items():
+    encoder = "text" if "tokens" in outputs else "image"
+    source = str(HERE / "references" / name)
+    config = pretrained.configure(tiny({f"{encoder}.pretrained": source, "text.tokens": 12}))
+    model = dual_encoder.from_config(config)
+    variables = pretrained.load(config, shapes(config))
+    family = families.of(config, encoder)
+    tensors = family.to_tensors(side_by_side.take(variables, encoder, ()))
+    tensors = {family.prefix + key: value for key, value in tensors.items()}
+    (tmp_path / name).mkdir()
+    save_file(tensors, tmp_path / name / "model.safetensors", {"format": "pt"})
+    family.export(getattr(model, encoder).tower).save_pretrained(tmp_path / name)
+  command = [sys.executable, HERE / "make_references.py", "--out", tmp_path]
+  subprocess.run([*command, *(tmp_path / name for name in TINY)], check=True, capture_output=True)
+  for name, outputs in stored.items():
+    found = dict(np.load(tmp_path / f"{name}.npz"))
+    inputs = found.pop("tokens", None)
+    assert inputs is None or np.array_equal(inputs, outputs["tokens"]), name
+    expected = {part: fingerprint(outputs[part]) for part in found}
+    assert_equal(expected, found)
 
 
 def ours(tiny, folder, inputs):

@@ -35,7 +35,8 @@ def zero_shot(
     raise ValueError("classify with what? --workdir=DIR of a training run, or --pretrained=DIR")
   if not images:
     raise ValueError("classify what? --images=DIR, or a data set with its split, shapes/20000:test")
-  from xe_retrieval.search import classification, image_sources
+  from xe_retrieval.search import image_sources
+  from xe_retrieval.zero_shot import classification
 
   found = classification.read_labels(labels)
   calibrated = workdir or str(pathlib.Path("runs") / pathlib.Path(pretrained).name)
