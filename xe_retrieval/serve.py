@@ -12,10 +12,8 @@ from absl import app, flags
 
 from xe_retrieval import config as config_lib
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-
-def serve(index, host="127.0.0.1", port=8000, workdir=""):
+def serve(index, host="127.0.0.1", port=8000, workdir="", allowed_hosts=()):
   """Runs the server until it is interrupted."""
   import uvicorn
 
@@ -26,7 +24,7 @@ def serve(index, host="127.0.0.1", port=8000, workdir=""):
   service = Service(index, workdir)
   service.warm_up()
   config = uvicorn.Config(
-    apps.make(service, local=host in LOOPBACK),
+    apps.make(service, hosts=["localhost", socket.gethostname().lower(), *allowed_hosts]),
     log_level="error",  # "warning" would log every malformed request
     access_log=False,
     server_header=False,
@@ -48,7 +46,7 @@ def main(argv):
     sys.exit(f"error: unexpected argument {argv[1]!r}; the index is named as --index={argv[1]}")
   f = flags.FLAGS
   try:
-    serve(f.index, f.host, f.port, f.workdir)
+    serve(f.index, f.host, f.port, f.workdir, [name.lower() for name in f.allowed_hosts])
   except (OSError, ValueError) as e:
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
@@ -71,6 +69,12 @@ def _define_flags():
   flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; 0.0.0.0: all interfaces.")
   flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any free port.", 0, 65_535)
   flags.DEFINE_string("workdir", "", "Where the model is, if it has moved since indexing.")
+  flags.DEFINE_list(
+    "allowed_hosts",
+    [],
+    "Further names that this server is reached by, besides localhost, the name of this machine "
+    "and IP addresses; *: any.",
+  )
 
 
 if __name__ == "__main__":

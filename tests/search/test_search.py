@@ -81,6 +81,15 @@ def test_a_probability_beside_each_score(searcher):
     assert found["threshold"] == pytest.approx(needed, abs=1e-4)
 
 
+def test_results_reach_the_threshold_and_the_probability_as_shown(searcher):
+  """At every cut, though all three are rounded."""
+  everything = next(searcher.answers(["a red circle"], top=30, threshold=-1))["results"]
+  for least in np.linspace(0.2, 0.8, 61).round(2):
+    found = next(searcher.answers(["a red circle"], top=30, min_probability=least))
+    assert found["results"] == [r for r in everything if r["probability"] >= least]
+    assert found["results"] == [r for r in everything if r["score"] >= found["threshold"]]
+
+
 def test_each_cut_says_what_to_expect(searcher):
   def ask(**asked):
     return next(searcher.answers(["a red circle"], **asked))

@@ -23,7 +23,7 @@ class Client:
   def __call__(self, path, method="GET", body=None, headers=()):
     """Returns status, headers, content (parsed if it is JSON)."""
     headers = dict(headers)
-    if body is not None and not isinstance(body, bytes):
+    if isinstance(body, list | dict):
       body, headers = json.dumps(body), {"content-type": "application/json"} | headers
     self.connection.request(method, path, body, headers)
     answer = self.connection.getresponse()

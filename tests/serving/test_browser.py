@@ -94,6 +94,16 @@ def test_type_look_slide_and_find_nothing(page, index, model, tmp_path):
     page.keyboard.press("Escape")
     expect(page.locator("#detail")).to_be_hidden()
 
+    # An image that is gone since: the other results stay.
+    before = cards.count()
+    gone = {"status": 404, "json": {"detail": "the index has no image"}}
+    page.route("**/api/similar/*", lambda route: route.fulfill(**gone))
+    cards.first.press("Enter")
+    expect(page.locator("#status")).to_have_text("the index has no image")
+    assert cards.count() == before
+    assert "404" in errors.pop()  # the browser's own line
+    page.unroute("**/api/similar/*")
+
     # On a phone in dark mode nothing overflows.
     page.set_viewport_size({"width": 390, "height": 780})
     page.emulate_media(color_scheme="dark")

@@ -13,6 +13,7 @@ from xe_retrieval.calibration.calibrator import Queries
 from xe_retrieval.search.collection import Collection
 
 BATCH = 256  # queries at once
+DIGITS = 4  # of scores and probabilities, as shown
 UNFAMILIAR = np.log(0.5)  # log π from which a query counts as unlike what the model was trained on
 
 
@@ -35,7 +36,7 @@ class Found:
   cut: Cut
   threshold: float | None  # the score that this query needs; None: the cut cannot be reached
   rows: np.ndarray  # int64 [k]
-  scores: np.ndarray  # float32 [k]
+  scores: np.ndarray  # float64 [k], rounded
   probabilities: list[float | None]  # [k]
   above: int  # how many of the rows are results; the others are near misses
 
@@ -90,17 +91,23 @@ class Searcher:
     return self.collection.search(vectors, max(top, 1))
 
   def found(self, query: Query, rows, scores, cut: Cut) -> Found:
-    """Scores of a query's nearest images, best first -> which of them are results."""
-    scores = np.asarray(scores)
+    """Scores of a query's nearest images, best first -> which of them are results.
+
+    All of them are rounded here, each to the side that keeps them consistent as they are shown:
+    results are what reaches the threshold, and what reaches the probability.
+    """
+    scores = np.round(np.asarray(scores, np.float64), DIGITS)
     probabilities = [None] * len(scores)
     threshold = cut.score
     if query.known is not None:
       meaning = self.meaning
       logits = meaning.calibrator.logit(scores[None], query.known)[0]
       shown = meaning.probability(logits, len(self.collection))
-      probabilities = [round(float(p), 4) for p in shown]
+      probabilities = _shown(shown)
       if cut.logit is not None:
         threshold = float(meaning.calibrator.score([cut.logit], query.known)[0, 0])
+    if threshold is not None:
+      threshold = _rounded(threshold, np.ceil)
     above = 0 if threshold is None else int(np.count_nonzero(scores >= threshold))
     return Found(query, cut, threshold, rows, scores, probabilities, above)
 
@@ -114,7 +121,7 @@ class Searcher:
     known = Queries(*level, np.full(len(scores), np.inf))  # captions of the collection are familiar
     meaning = self.meaning
     logits = meaning.calibrator.logit(np.asarray(scores)[:, None], known)[:, 0]
-    return [round(float(p), 4) for p in meaning.probability(logits, len(self.collection))]
+    return _shown(meaning.probability(logits, len(self.collection)))
 
   def search(self, queries: list[str], top: int, cut: Cut) -> list[Found]:
     """The `top` nearest images of each query, above the cut or not."""
@@ -135,10 +142,19 @@ class Searcher:
 
   def _answer(self, found, top):
     results = [
-      {"image": self.collection.full_name(row), "score": round(float(score), 4), "probability": p}
+      {"image": self.collection.full_name(row), "score": float(score), "probability": p}
       for row, score, p in zip(found.rows, found.scores, found.probabilities, strict=True)
     ]
     return summary(found) | {"results": results[: min(found.above, top)]}
+
+
+def _shown(probabilities) -> list[float]:
+  return [_rounded(p, np.floor) for p in probabilities]
+
+
+def _rounded(x, towards) -> float:
+  """`towards` is np.floor or np.ceil; what has no more digits stays as it is."""
+  return round(float(towards(round(x * 10**DIGITS, 5))) / 10**DIGITS, DIGITS)
 
 
 def summary(found: Found) -> dict:
@@ -148,8 +164,8 @@ def summary(found: Found) -> dict:
     "relevant": found.above > 0,
     "familiar": found.query.familiar,
     "suggestions": found.query.suggestions,
-    "threshold": None if found.threshold is None else round(found.threshold, 4),
-    "best_score": round(float(found.scores[0]), 4),
+    "threshold": found.threshold,
+    "best_score": float(found.scores[0]),
     "best_probability": found.probabilities[0],
     "expect": found.cut.expect,
   }

@@ -71,8 +71,8 @@ _Near = Annotated[
 ]
 
 
-def make(service: Service, local: bool = True) -> fastapi.FastAPI:
-  """The ASGI application; `local` accepts only requests addressed to this machine's loopback."""
+def make(service: Service, hosts=("localhost",)) -> fastapi.FastAPI:
+  """The ASGI application; `hosts` are the names that requests may be addressed to."""
 
   @contextlib.asynccontextmanager
   async def lifespan(_):
@@ -94,7 +94,7 @@ def make(service: Service, local: bool = True) -> fastapi.FastAPI:
   )
   app.add_middleware(
     middleware.RequestLimits,
-    hosts=middleware.LOOPBACK if local else None,
+    hosts=hosts,
     max_address=LIMITS["address"],
     max_body=LIMITS["body"],
   )

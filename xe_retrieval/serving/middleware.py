@@ -1,6 +1,9 @@
 """ASGI middleware: checks on every request, security headers on every response."""
 
+import ipaddress
 import json
+
+from starlette.exceptions import HTTPException
 
 HEADERS = {
   "content-security-policy": "default-src 'none'; img-src 'self'; style-src 'self'; "
@@ -11,18 +14,19 @@ HEADERS = {
   "cross-origin-resource-policy": "same-origin",
 }
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+ANY_HOST = "*"
 
 
 class RequestLimits:
   """Rejects foreign Host headers and oversized addresses and bodies; adds security headers.
 
-  `hosts` lists the accepted Host names, None accepts all. The check guards against DNS rebinding.
-  Starlette's TrustedHostMiddleware answers in plain text, where the API promises JSON.
+  The check of the Host guards against DNS rebinding, by which a foreign page reaches this server
+  under its own name: so names must be among `hosts`, while addresses like 10.0.0.7 are always
+  accepted. Starlette's TrustedHostMiddleware answers in plain text, where the API promises JSON.
   """
 
   def __init__(self, app, hosts, max_address: int, max_body: int):
-    self.app, self.hosts = app, hosts
+    self.app, self.hosts = app, tuple(hosts)
     self.max_address, self.max_body = max_address, max_body
 
   async def __call__(self, scope, receive, send):
@@ -35,8 +39,11 @@ class RequestLimits:
       await send(message)
 
     headers = dict(scope["headers"])
-    if self.hosts and _host(headers.get(b"host", b"")) not in self.hosts:
-      sentence = f"this server answers to {' or '.join(self.hosts)} only"
+    if ANY_HOST not in self.hosts and not _accepted(headers.get(b"host", b""), self.hosts):
+      sentence = (
+        f"this server answers to {' or '.join(self.hosts)} and to IP addresses only; "
+        "its --allowed_hosts lists names"
+      )
       return await _refuse(safe_send, 421, sentence)
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > self.max_address:
       sentence = f"the address is longer than {self.max_address:,} bytes"
@@ -53,23 +60,22 @@ class RequestLimits:
       message = await receive()
       received += len(message.get("body", b""))
       if received > self.max_body:
-        raise _TooLong
+        raise HTTPException(413, too_long)  # the one kind that FastAPI lets through
       return message
 
-    try:
-      await self.app(scope, limited_receive, safe_send)
-    except _TooLong:
-      await _refuse(safe_send, 413, too_long)
+    await self.app(scope, limited_receive, safe_send)
 
 
-class _TooLong(Exception):
-  pass
-
-
-def _host(value):
-  """The host name in a Host header, without the port."""
-  name = value.decode("latin-1").strip().lower()
-  return name.rpartition(":")[0] if ":" in name and not name.endswith("]") else name
+def _accepted(host, names):
+  """Whether a Host header, without its port, is one of the names or an IP address."""
+  host = host.decode("latin-1").strip().lower()
+  host = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+  if host in names:
+    return True
+  try:
+    return bool(ipaddress.ip_address(host.strip("[]")))
+  except ValueError:
+    return False
 
 
 async def _refuse(send, status, sentence):

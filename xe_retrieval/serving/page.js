@@ -61,7 +61,7 @@ function loadImage(img, url, name) {
   img.alt = name;
   img.loading = "lazy";
   img.decoding = "async";
-  img.addEventListener("error", () => img.closest(".card, figure")?.classList.add("broken"));
+  img.onerror = () => img.closest(".card, figure")?.classList.add("broken");
   img.src = url;
 }
 
@@ -245,8 +245,9 @@ async function openDetail(id) {
   let found;
   try {
     found = await get(`/api/similar/${id}?top=12`);
-  } catch (error) {
-    return fail(error.message);
+  } catch (error) { // the image may be gone since the search: the other results still stand
+    $("status").textContent = error.message;
+    return;
   }
   $("large").parentElement.classList.remove("broken");
   loadImage($("large"), `${found.image.url}?large=true`, found.image.image);

@@ -226,9 +226,10 @@ def _response(loaded, query, rows, scores, asked, top, near):
     _result(searcher, row) | {"score": _round(score), "probability": p}
     for row, score, p in zip(rows, scores, found.probabilities, strict=True)
   ]
+  misses = hits[found.above : found.above + near] if found.above < top else []
   return searchers.summary(found) | {
     "results": hits[: min(found.above, top)],
-    "near_misses": hits[found.above : found.above + near],
+    "near_misses": misses,
   }
 
 

@@ -1,6 +1,8 @@
 """Thumbnails for the page: always decoded and re-encoded, an original file is never sent."""
 
+import contextlib
 import io
+import threading
 
 from PIL import Image, ImageOps
 
@@ -8,6 +10,8 @@ from xe_retrieval.preparation import image_files
 
 SIDES = (320, 1280)
 MAX_PIXELS = 100_000_000
+_LARGE = 16_000_000  # pixels; decoded one picture at a time, as 100 million are up to 400 MB
+_one_large = threading.Lock()
 PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64">
 <rect width="64" height="64" fill="#8884"/>
 <path d="M14 46 26 30l8 10 6-7 10 13zM40 18a4 4 0 1 1 0 8 4 4 0 0 1 0-8z" fill="#8888"/>
@@ -26,9 +30,12 @@ def make(data: bytes, side: int) -> tuple[bytes, str]:
       raise ValueError("too many pixels")
     lossless = image.format == "PNG" or max(image.size) <= 128
     image.draft("RGB", (side, side))
+    with _one_large if image.width * image.height > _LARGE else contextlib.nullcontext():
+      if image.mode not in ("L", "RGB", "RGBA"):
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+      image.thumbnail((side, side))
     image = ImageOps.exif_transpose(image)
     image = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    image.thumbnail((side, side))
     out = io.BytesIO()
     if image.mode == "RGBA" or lossless:
       image.save(out, "PNG")
