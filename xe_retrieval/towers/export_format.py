@@ -66,8 +66,11 @@ def write(encoder, out) -> None:
     _write_json(part / "dual" / "preprocessor_config.json", _preprocessor(config.image))
 
   save_file(_projections(variables), part / PROJECTIONS)
-  for name, function in _functions(config, model, variables).items():
-    (part / f"{name}.jax").write_bytes(function.serialize())
+  (batch,) = jax.export.symbolic_shape("batch")
+  for name, (function, shape, dtype) in functions(config, model, variables).items():
+    exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)
+    like = jax.ShapeDtypeStruct((batch, *shape), dtype)
+    (part / f"{name}.jax").write_bytes(exported(like).serialize())
   (part / "config.json").write_text(config_lib.to_json(config))
   (part / "README.md").write_text(_readme(config, encoder.step))
   if out.exists():
@@ -194,20 +197,24 @@ def _preprocessor(image):
   }
 
 
-def _functions(config, model, variables):
-  """Each tower as a function that jax runs without this package; embeddings have unit norm."""
+def functions(config, model, variables) -> dict:
+  """{"text": (function, shape of its input without the batch, dtype), "image": …}.
+
+  Each needs nothing of this package once it is converted; embeddings have unit norm.
+  """
 
   def embedding(method):
     def function(x):
       x = model.apply(variables, x, method=method)
       return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
-    return jax.export.export(jax.jit(function), platforms=PLATFORMS)
+    return function
 
-  (batch,) = jax.export.symbolic_shape("batch")
-  tokens = jax.ShapeDtypeStruct((batch, config.text.tokens), jnp.int32)
-  pixels = jax.ShapeDtypeStruct((batch, *decoding.View.of(config.image).shape), jnp.uint8)
-  return {"text": embedding("embed_text")(tokens), "image": embedding("embed_image")(pixels)}
+  pixels = decoding.View.of(config.image).shape
+  return {
+    "text": (embedding("embed_text"), (config.text.tokens,), jnp.int32),
+    "image": (embedding("embed_image"), pixels, jnp.uint8),
+  }
 
 
 def _readme(config, at):
