@@ -130,3 +130,6 @@ def test_a_single_tower_in_a_tuple_is_standardised(towers, data_dir):
   config.data.augment = "random_resized_crop"
   with pytest.raises(ValueError, match="side by side need config.data.augment='none'"):
     pretrained.configure(config)
+  config.text.pretrained = "one,other"
+  with pytest.raises(ValueError, match="names several towers, which only config.image.pretrained"):
+    pretrained.configure(config)

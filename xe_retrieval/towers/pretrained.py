@@ -38,6 +38,11 @@ def configure(config):
     if config.get("pretrained", ""):
       config.text.pretrained = config.image.pretrained = config.pretrained
       config.update(_dual_fields(weight_files.locate(config.pretrained), config.scale))
+    if side_by_side.sources(config.text.pretrained):
+      raise ValueError(
+        f"config.text.pretrained={config.text.pretrained!r} names several towers, which only "
+        "config.image.pretrained can"
+      )
     if config.text.pretrained:
       config.text.update(text_fields(weight_files.locate(config.text.pretrained)))
     if found := side_by_side.sources(config.image.pretrained):
