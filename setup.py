@@ -44,6 +44,7 @@ setup(
     "scann[tf]>=1.4.2,<1.5",
     "scipy>=1.13",
     "sentencepiece>=0.2",  # the tokenizer of SigLIP
+    "snowballstemmer>=2.2",
     "starlette>=0.40",
     # scann 1.4 is built against this one; with 2.21 its import fails on an undefined symbol.
     "tensorflow>=2.20,<2.21",

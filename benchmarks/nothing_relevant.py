@@ -10,7 +10,8 @@ Each evaluated model searches the images of its data set's test split for
   absent    500 test captions while their own image is not in the collection; others may still be
             relevant, so this one is for information
 and is asked at the default cut (probability 0.5), and at the log-odds that return a stated share of
-the test captions' own images, with and without the familiarity of the query. `cost` is the share of
+the test captions' own images, with and without what is known of the query beside its scores: its
+familiarity, and whether it is a few words that the model knows. `cost` is the share of
 test captions that lose all of their results to the familiarity, `rare` the same among those with a
 word that no training caption has.
 """
@@ -49,38 +50,59 @@ def measure(workdir, other=""):
   run = runs.Run(workdir)
   calibration = run.calibration()
   pairs = run.correct(run.embed("", "test")[0])
-  meaning = calibration.best.at(len(pairs.image))
+  shown = Shown(calibration, len(pairs.image))
   scores = pairs.text @ pairs.image.T  # [Q, M]
   own = scores[np.arange(len(scores)), pairs.image_of_text]
   absent = scores[:500].copy()
   absent[np.arange(len(absent)), pairs.image_of_text[:500]] = -9
-  known = calibration.queries(pairs.text, pairs.features)
+  known = pairs.captions, pairs.text, pairs.features
   asked = {}  # name -> best score of each query, what is known of it
   sets = SETS | ({"other": _captions(run, *other.rsplit(":", 1), 500)} if other else {})
   for name, queries in sets.items():
     tower = run.encoder.text_features(queries)
     text = run.scoring.text(run.encoder.project_text(tower), tower)
-    asked[name] = (text @ pairs.image.T).max(axis=1), calibration.queries(text, tower)
-  asked["absent"] = absent.max(axis=1), known[:500]
+    asked[name] = (text @ pairs.image.T).max(axis=1), (queries, text, tower)
+  asked["absent"] = absent.max(axis=1), tuple(part[:500] for part in known)
   best = scores.max(axis=1)
   words = set(" ".join(_captions(run, run.config.data.name, "train")).lower().split())
   rare = np.array([not words.issuperset(c.lower().split()) for c in pairs.captions])
 
-  without = dataclasses.replace(meaning.calibrator, familiar=np.array([]))
-
-  def logits(score, queries, familiar):
-    return (meaning.calibrator if familiar else without).logit(score[:, None], queries)[:, 0]
-
   for familiar in (False, True):
-    default = meaning.cut(len(pairs.image)).logit
-    cuts = {"probability 0.5": default}
+    cuts = {"probability 0.5": 0.5}
     for recall in RECALLS:
-      cuts[f"recall {recall}"] = np.quantile(logits(own, known, familiar), 1 - recall)
+      cuts[f"recall {recall}"] = np.quantile(shown(own, known, familiar), 1 - recall)
     for name, cut in cuts.items():
-      told = [np.mean(logits(*one, familiar) < cut) for one in asked.values()]
-      lost = (logits(best, known, False) >= cut) & (logits(best, known, True) < cut)
+      told = [np.mean(shown(*one, familiar) < cut) for one in asked.values()]
+      lost = (shown(best, known, False) >= cut) & (shown(best, known, True) < cut)
       costs = [lost.mean(), lost[rare].mean() if rare.any() else np.nan] if familiar else [0, 0]
       yield name + (" + familiar" if familiar else ""), [*told, *costs]
+
+
+class Shown:
+  """The probability beside a result, as search shows it, or without what is known of the query."""
+
+  def __init__(self, calibration, images):
+    self.calibration, self.images = calibration, images
+    self.captions = calibration.best.at(images)
+    without = dataclasses.replace(self.captions.calibrator, familiar=np.array([]))
+    self.without = dataclasses.replace(self.captions, calibrator=without)
+
+  def __call__(self, score, known, familiar):
+    queries, text, features = known
+    described = self.calibration.queries(text, features)
+    shown = self._probability(self.captions if familiar else self.without, score, described)
+    vocabulary = self.calibration.vocabulary
+    words = [q for q, query in enumerate(queries) if vocabulary and vocabulary.knows(query)]
+    if familiar and words:
+      described = vocabulary.describe([queries[q] for q in words], text[words])
+      meaning = self.calibration.words.at(self.images)
+      shown[words] = self._probability(meaning, score[words], described)
+    return shown
+
+  def _probability(self, meaning, score, described):
+    return meaning.probability(
+      meaning.calibrator.logit(score[:, None], described)[:, 0], self.images
+    )
 
 
 def _captions(run, name, split, count=None):

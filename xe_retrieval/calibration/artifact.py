@@ -5,11 +5,12 @@ beside it.
 """
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
 
-from xe_retrieval.calibration import fitting
+from xe_retrieval.calibration import fitting, keywords
 from xe_retrieval.calibration.calibrator import Calibrator, Queries
 from xe_retrieval.calibration.counts import CONFIDENCE, LEVELS, Counts
 from xe_retrieval.data import paths
@@ -98,10 +99,15 @@ class Calibration:
   about: dict  # model, dataset, split, step, queries, images, distractors
   meanings: list[Meaning]  # best source of relevance first
   bank: banks.Bank | None
+  words: Meaning | None = None  # of queries of a few words
 
   @property
   def best(self) -> Meaning:
     return self.meanings[0]
+
+  @functools.cached_property
+  def vocabulary(self) -> keywords.Vocabulary | None:
+    return keywords.Vocabulary(self.bank) if self.words else None
 
   def queries(self, text, features) -> Queries:
     """Unit vectors [Q, D], text-tower features [Q, W] -> what the calibrator knows of them."""
@@ -118,7 +124,7 @@ class Calibration:
     if self.bank:
       self.bank.write(directory / banks.NAME)
     content = {"format": FORMAT, **self.about, "confidence": CONFIDENCE, "relevance": {}}
-    for meaning in self.meanings:
+    for meaning in [*self.meanings, *([self.words] if self.words else [])]:
       content["relevance"][meaning.relevance] = {
         "relevant": relevances.MEANING[meaning.relevance],
         **meaning.to_dict(),
@@ -126,22 +132,29 @@ class Calibration:
     paths.write(directory / NAME, json.dumps(content, allow_nan=False) + "\n")
 
 
-def make(pairs, gallery, sources, bank, about: dict) -> Calibration:
+def make(pairs, gallery, sources, bank, about: dict, words=None) -> Calibration:
   """Fitted on embedded pairs and their images, by each source of relevance.
 
   `gallery` [Images] begins with these; with more, there is a second fit in all of it, since as a
-  rule the model was trained on the distractors.
+  rule the model was trained on the distractors. `words` are Pairs of queries of a few words.
   """
   queries = fitting.describe(bank, pairs.text, pairs.features)
+  meanings = [_meaning(pairs, gallery, source, queries) for source in sources]
+  if words:
+    queries = keywords.Vocabulary(bank).describe(words.captions, words.text)
+    source = keywords.relevance(words.captions, gallery)
+    words = _meaning(words, gallery, source, queries, rare=0)  # its words are known ones
+  return Calibration(about, meanings, bank, words)
 
-  def fit(source, parts, larger=None):
-    return Meaning(source.name, *fitting.fit(pairs, gallery[:parts], source, queries), larger)
 
-  meanings = []
-  for source in sources:
-    parts = min(source.parts, len(gallery))
-    meanings.append(fit(source, 1, fit(source, parts) if parts > 1 else None))
-  return Calibration(about, meanings, bank)
+def _meaning(pairs, gallery, source, queries, **how):
+  def fit(parts, larger=None):
+    return Meaning(
+      source.name, *fitting.fit(pairs, gallery[:parts], source, queries, **how), larger
+    )
+
+  parts = min(source.parts, len(gallery))
+  return fit(1, fit(parts) if parts > 1 else None)
 
 
 def read(directory, fingerprint: str) -> Calibration | None:
@@ -157,6 +170,8 @@ def read(directory, fingerprint: str) -> Calibration | None:
     meanings = [
       Meaning.from_dict(name, p) for name, p in parts.items() if name in relevances.MEANING
     ]
+    words = next((m for m in meanings if m.relevance == keywords.NAME), None)
+    meanings = [meaning for meaning in meanings if meaning is not words]
     _ = [content[key] for key in ("dataset", "split", "queries", "images", "model")]
     if not meanings:
       raise ValueError("it holds no source of relevance")
@@ -168,9 +183,10 @@ def read(directory, fingerprint: str) -> Calibration | None:
   if content["model"] != fingerprint:
     return None
   bank = banks.read(directory, fingerprint)
-  if bank is None and any(len(meaning.calibrator.familiar) for meaning in meanings):
+  familiar = any(len(meaning.calibrator.familiar) for meaning in meanings)
+  if bank is None and (familiar or words):
     raise ValueError(
       f"{path} needs the {banks.NAME} that was written with it; "
       "python -m xe_retrieval.evaluate --workdir=… writes both anew"
     )
-  return Calibration(content, meanings, bank)
+  return Calibration(content, meanings, bank, words)

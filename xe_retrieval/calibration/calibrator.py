@@ -144,12 +144,13 @@ def assign(cuts, queries: Queries):
   return group
 
 
-def fit(cuts, histograms, queries: Queries) -> tuple[Calibrator, list[Calibrator]]:
+def fit(cuts, histograms, queries: Queries, rare=RARE) -> tuple[Calibrator, list[Calibrator]]:
   """Counts of pairs -> the calibrator with the best log-likelihood on held-out queries.
 
   `histograms` is int [2, groups, 2, CELLS]: halves of the queries, groups of `cuts`, relevant and
   irrelevant pairs, cells of the score. Also gives, for each half, the calibrator of the *other*
-  half: what is counted with it is not what it was fitted on.
+  half: what is counted with it is not what it was fitted on. `rare` is the share of the queries
+  whose familiarity is held against them.
   """
   deepest = (len(cuts) + 1).bit_length() - 1
   depths = range(deepest + 1)
@@ -157,9 +158,9 @@ def fit(cuts, histograms, queries: Queries) -> tuple[Calibrator, list[Calibrator
   others = {d: [_curves(h[1]), _curves(h[0])] for d, h in merged.items()}
   likelihood = {d: sum(map(_log_likelihood, others[d], merged[d])) for d in depths}
   depth = max(likelihood, key=likelihood.get)
-  familiarity = queries.familiarity if np.ptp(queries.familiarity) else []
-  rare = np.quantile(familiarity, np.linspace(0, RARE, 21)) if len(familiarity) else []
-  make = lambda curves: Calibrator(cuts[: 2**depth - 1], curves, np.asarray(rare, float))  # noqa: E731
+  known = rare and np.ptp(queries.familiarity)
+  least = np.quantile(queries.familiarity, np.linspace(0, rare, 21)) if known else np.array([])
+  make = lambda curves: Calibrator(cuts[: 2**depth - 1], curves, least)  # noqa: E731
   return make(_curves(merged[depth].sum(axis=0))), [make(curves) for curves in others[depth]]
 
 

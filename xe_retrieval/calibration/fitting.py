@@ -16,8 +16,10 @@ def describe(bank, text, features) -> Queries:
   return Queries(*bank.level(text), bank.familiarity(features))
 
 
-def fit(pairs, gallery, relevance, queries: Queries) -> tuple[Calibrator, counting.Counts]:
-  """By one source of relevance, on a gallery [Images]."""
+def fit(
+  pairs, gallery, relevance, queries: Queries, rare: float = calibrators.RARE
+) -> tuple[Calibrator, counting.Counts]:
+  """By one source of relevance, on a gallery [Images]; `rare`: see calibrators.fit."""
   gallery = gallery[: relevance.parts]
   asked = queries[relevance.queries]
   cuts = calibrators.grow(asked)
@@ -32,7 +34,7 @@ def fit(pairs, gallery, relevance, queries: Queries) -> tuple[Calibrator, counti
       into[0] += np.bincount(cell[yes], minlength=CELLS)
       into[1] += np.bincount(cell[~yes], minlength=CELLS)
       done += 1
-  calibrator, others = calibrators.fit(cuts, histograms, asked)
+  calibrator, others = calibrators.fit(cuts, histograms, asked, rare)
   return calibrator, count(pairs, gallery, relevance, queries, *others)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from xe_retrieval.calibration import fitting
+from xe_retrieval.calibration import fitting, keywords
 from xe_retrieval.calibration.counts import LEVELS
 from xe_retrieval.evaluation import relevance as relevances
 
@@ -20,8 +20,8 @@ def judge(calibration, pairs, gallery, sources) -> list[dict]:
   """
   rows = []
   images = sum(len(part.vectors) for part in gallery)
-  queries = calibration.queries(pairs.text, pairs.features)
   for meaning, source in _matching(calibration, sources, gallery):
+    queries = _described(calibration, pairs, source)
     here = fitting.count(pairs, gallery, source, queries, meaning.calibrator)
     counts = meaning.counts
     for target in TARGETS:
@@ -53,8 +53,8 @@ def shown_probability(calibration, pairs, gallery, sources) -> dict:
   """
   out = {}
   images = sum(len(part.vectors) for part in gallery)
-  queries = calibration.queries(pairs.text, pairs.features)
   for meaning, source in _matching(calibration, sources, gallery):
+    queries = _described(calibration, pairs, source)
     shown, right = [], []
     for rows, scores, relevant in relevances.scored(pairs, gallery, source):
       top = np.argpartition(-scores, min(TOP, scores.shape[1]) - 1, axis=1)[:, :TOP]
@@ -87,8 +87,15 @@ def _matching(calibration, sources, gallery):
   Where people have judged, but the calibration knows none of their judgements, they judge its best.
   """
   known = {source.name: source for source in sources if source.parts >= len(gallery)}
-  found = [(m, known[m.relevance]) for m in calibration.meanings if m.relevance in known]
+  meanings = [*calibration.meanings, *([calibration.words] if calibration.words else [])]
+  found = [(m, known[m.relevance]) for m in meanings if m.relevance in known]
   if "people" in known and "people" not in [m.relevance for m, _ in found]:
     found.append((calibration.best, known["people"]))
   images = sum(len(part.vectors) for part in gallery)
   return [(meaning.at(images), source) for meaning, source in found]
+
+
+def _described(calibration, pairs, source):
+  if source.name == keywords.NAME:
+    return calibration.vocabulary.describe(pairs.captions, pairs.text)
+  return calibration.queries(pairs.text, pairs.features)

@@ -5,7 +5,7 @@ import functools
 import sys
 
 from xe_retrieval import model as models
-from xe_retrieval.calibration import artifact, promises
+from xe_retrieval.calibration import artifact, keywords, promises
 from xe_retrieval.data import image_folder, paths, pipeline
 from xe_retrieval.evaluation import embedded
 from xe_retrieval.evaluation import relevance as relevances
@@ -57,7 +57,24 @@ class Run:
       "distractors": self.names,
     }
     gallery = [pairs.images, *self.distractors]
-    return artifact.make(pairs, gallery, sources, self.bank, about)
+    return artifact.make(pairs, gallery, sources, self.bank, about, self.words(pairs))
+
+  def words(self, pairs):
+    """Pairs with queries of a few words, made of the captions; None where too few can be made.
+
+    What is true of drawn scenes is known, and their captions are vague and precise, short and long.
+    """
+    if self.bank is None or pairs.images.captions is None or pairs.images.scenes is not None:
+      return None
+    known = keywords.Vocabulary(self.bank)
+    queries, images = keywords.draw(pairs.captions, pairs.image_of_text, known)
+    if len(queries) < keywords.FEWEST:
+      return None
+    tower = self.encoder.text_features(queries)
+    text = self.scoring.text(self.encoder.project_text(tower), tower)
+    return dataclasses.replace(
+      pairs, text=text, image_of_text=images, captions=queries, caption_ids=None, features=tower
+    )
 
   def calibration(self):
     """That of the workdir; if it has none of this checkpoint, it is made and written."""
@@ -80,7 +97,10 @@ class Run:
     """Adds how true probabilities and promises are here; not of the pairs they were chosen on."""
     galleries = [[pairs.images]]
     galleries += [[pairs.images, *self.distractors]] if self.distractors else []
-    shown = [promises.shown_probability(calibration, pairs, g, sources) for g in galleries]
+    asked = [(pairs, sources)]
+    if calibration.words and (words := self.words(pairs)):
+      asked.append((words, [keywords.relevance(words.captions, galleries[-1])]))
+    shown = [_joined(promises.shown_probability, calibration, g, asked, {}) for g in galleries]
     best = next(iter(shown[0].values()), {})
     metrics["calibration"] |= {key: best.get(key) for key in ("ece", "brier")}
     metrics["probabilities"] = {
@@ -92,11 +112,9 @@ class Run:
         for g, s in zip(galleries, shown, strict=True)
       ],
     }
-    metrics["promises"] = (
-      []
-      if seen
-      else [row for g in galleries for row in promises.judge(calibration, pairs, g, sources)]
-    )
+    metrics["promises"] = []
+    for gallery in () if seen else galleries:
+      metrics["promises"] += _joined(promises.judge, calibration, gallery, asked, [])
 
   def training_pairs(self):
     """How many captions the model was trained on; None where its data are not at hand."""
@@ -151,3 +169,11 @@ class Run:
     source = image_folder.open_images(text, self.config.data.dir)
     tables = features.of(self.encoder, source, ("image",))
     return embedded.images(self.encoder, source, tables, progress=True)
+
+
+def _joined(judge, calibration, gallery, asked, out):
+  """What a function of promises.py says of each (pairs, sources), in one list or dict."""
+  for pairs, sources in asked:
+    found = judge(calibration, pairs, gallery, sources)
+    out = out | found if isinstance(out, dict) else out + found
+  return out

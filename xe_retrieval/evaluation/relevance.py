@@ -24,6 +24,7 @@ MEANING = {
   "people": "people find that the caption describes the image",
   "captions": "the image has a caption that says the same",
   "pairing": "the caption was written for the image",
+  "words": "the image has captions with all of these words",  # see calibration/keywords.py
 }
 # Cosine of all-MiniLM-L6-v2 from which two captions say the same: the best F1 against the
 # human-verified pairs of ECCV Caption (python -m benchmarks.caption_relevance).

@@ -24,6 +24,7 @@ class Query:
   text: str
   vector: np.ndarray  # float32 [width], see bank.Scoring
   known: Queries | None  # of one query; None: the model is not calibrated
+  words: bool  # a few known ones: another kind of query than a caption, with another meaning
   familiar: bool
   suggestions: list[str]  # training captions nearest to an unfamiliar query
 
@@ -47,11 +48,21 @@ class Searcher:
   def __init__(self, collection: Collection, model, calibration: Calibration | None):
     self.collection, self.model, self.calibration = collection, model, calibration
     self.meaning = calibration and calibration.best.at(len(collection))
+    self.words = calibration and calibration.words and calibration.words.at(len(collection))
 
   def cut(
-    self, min_probability=None, max_wrong=None, min_precision=None, threshold=None, guarantee=False
+    self,
+    min_probability=None,
+    max_wrong=None,
+    min_precision=None,
+    threshold=None,
+    guarantee=False,
+    words=False,
   ) -> Cut:
-    """Which results are returned: asked for in one of four ways; by default probability 0.5."""
+    """Which results are returned: asked for in one of four ways; by default probability 0.5.
+
+    `words` is for queries of a few words, of which other things are to be expected.
+    """
     given = {
       "min_probability": min_probability,
       "max_wrong": max_wrong,
@@ -71,19 +82,33 @@ class Searcher:
         "which scores are relevant is not known, as this model was not evaluated: "
         f"python -m xe_retrieval.evaluate --workdir={workdir} does that; or give a threshold"
       )
-    return self.meaning.cut(len(self.collection), guarantee=guarantee, **given)
+    meaning = self.words if words else self.meaning
+    return meaning.cut(len(self.collection), guarantee=guarantee, **given)
+
+  def cuts(self, **asked) -> dict[bool, Cut]:
+    """The cut for captions, and for queries of a few words (True) where these are known."""
+    kinds = (False, True) if self.words else (False,)
+    return {words: self.cut(**asked, words=words) for words in kinds}
 
   def embed(self, queries: list[str]) -> list[Query]:
     vectors, features = self.model.embed_queries(queries)
     vectors = self.model.scoring.text(vectors, features)
     if self.calibration is None:
-      return [Query(text, v, None, True, []) for text, v in zip(queries, vectors, strict=True)]
+      return [
+        Query(text, v, None, False, True, []) for text, v in zip(queries, vectors, strict=True)
+      ]
     known = self.calibration.queries(vectors, features)
     familiar = self.meaning.calibrator.log_familiar(known.familiarity) > UNFAMILIAR
+    vocabulary = self.calibration.vocabulary
     out = []
     for q, text in enumerate(queries):
-      near = [] if familiar[q] else self.calibration.bank.nearest(features[q : q + 1])[0]
-      out.append(Query(text, vectors[q], known[q : q + 1], bool(familiar[q]), near))
+      one = slice(q, q + 1)
+      if vocabulary and vocabulary.knows(text):
+        described = vocabulary.describe([text], vectors[one])
+        out.append(Query(text, vectors[q], described, True, True, []))
+      else:
+        near = [] if familiar[q] else self.calibration.bank.nearest(features[one])[0]
+        out.append(Query(text, vectors[q], known[one], False, bool(familiar[q]), near))
     return out
 
   def nearest(self, vectors, top):
@@ -100,7 +125,7 @@ class Searcher:
     probabilities = [None] * len(scores)
     threshold = cut.score
     if query.known is not None:
-      meaning = self.meaning
+      meaning = self.words if query.words else self.meaning
       logits = meaning.calibrator.logit(scores[None], query.known)[0]
       shown = meaning.probability(logits, len(self.collection))
       probabilities = _shown(shown)
@@ -123,21 +148,24 @@ class Searcher:
     logits = meaning.calibrator.logit(np.asarray(scores)[:, None], known)[:, 0]
     return _shown(meaning.probability(logits, len(self.collection)))
 
-  def search(self, queries: list[str], top: int, cut: Cut) -> list[Found]:
-    """The `top` nearest images of each query, above the cut or not."""
+  def search(self, queries: list[str], top: int, cuts: dict[bool, Cut]) -> list[Found]:
+    """The `top` nearest images of each query, above the cut of its kind (words or not) or not."""
     embedded = self.embed(queries)
     rows, scores = self.nearest(np.stack([q.vector for q in embedded]), top)
-    return [self.found(query, *x, cut) for query, *x in zip(embedded, rows, scores, strict=True)]
+    return [
+      self.found(query, *x, cuts[query.words])
+      for query, *x in zip(embedded, rows, scores, strict=True)
+    ]
 
   def answers(self, queries, top=20, **asked):
     """Strings, from a list or as they come -> what `search --json` prints, in batches.
 
     `asked` are the arguments of `cut`.
     """
-    cut = self.cut(**asked)
+    cuts = self.cuts(**asked)
     queries = iter(queries)
     while batch := list(itertools.islice(queries, BATCH)):
-      for found in self.search(batch, top, cut):
+      for found in self.search(batch, top, cuts):
         yield self._answer(found, top)
 
   def _answer(self, found, top):
@@ -162,6 +190,7 @@ def summary(found: Found) -> dict:
   return {
     "query": found.query.text,
     "relevant": found.above > 0,
+    "words": found.query.words,
     "familiar": found.query.familiar,
     "suggestions": found.query.suggestions,
     "threshold": found.threshold,

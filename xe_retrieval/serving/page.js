@@ -37,14 +37,16 @@ function percent(share) {
 function expectation(results, wrong) {
   if (results < 0.05) return "hardly any query gets a result";
   const few = wrong < 0.05 ? "hardly any" : rounded(wrong);
-  return `an average query gets about ${rounded(results)} results, ${few} of them wrong`;
+  const kind = answer?.words ? "query of a few words" : "query";
+  return `an average ${kind} gets about ${rounded(results)} results, ${few} of them wrong`;
 }
 
 function showPromise() {
   const bold = document.createElement("b");
   const rest = document.createElement("span");
   if (about.calibration) {
-    const expect = about.calibration.expect[Math.round(100 * wanted()) - 1];
+    const meaning = answer?.words ? about.calibration.words : about.calibration;
+    const expect = meaning.expect[Math.round(100 * wanted()) - 1];
     bold.textContent = `at least ${percent(wanted())} likely to be relevant`;
     rest.textContent = ` · ${expectation(expect.results_per_query, expect.wrong_per_query)}`;
   } else {
@@ -324,7 +326,9 @@ function columns(grid) {
 function aboutCalibration() {
   const known = about.calibration;
   if (!known) return "";
-  return `Probabilities as measured on ${known.measured_on}; an image is relevant if ${known.relevant} · `;
+  const words = known.words ? `, or to a few words if ${known.words.relevant}` : "";
+  return `Probabilities as measured on ${known.measured_on}; an image is relevant if `
+    + `${known.relevant}${words} · `;
 }
 
 try {

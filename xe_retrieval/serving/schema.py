@@ -58,6 +58,9 @@ class Expect(BaseModel):
 class Answer(BaseModel):
   query: str
   relevant: bool = Field(description="Whether there are results.")
+  words: bool = Field(
+    description="Whether the query is a few known words, which has another meaning than a caption."
+  )
   familiar: bool = Field(description="False: unlike the captions the model was trained on.")
   suggestions: list[str] = Field(description="Training captions nearest to an unfamiliar query.")
   threshold: float | None = Field(
@@ -88,16 +91,20 @@ class ExpectFrom(Expect):
   min_probability: float
 
 
-class Calibration(BaseModel):
+class Meaning(BaseModel):
+  relevant: str = Field(description="When an image counts as relevant.")
+  expect: list[ExpectFrom] = Field(description="For every whole percent, in this collection.")
+
+
+class Calibration(Meaning):
   """How probabilities were measured."""
 
   measured_on: str
   relevance: str = Field(description="Source of relevance: truth, people, captions or pairing.")
-  relevant: str = Field(description="When an image counts as relevant by this source.")
   images: int = Field(description="Images that were searched, distractors included.")
   default: float = Field(description="Minimum probability if nothing else is asked for.")
   bank: bool = Field(description="Whether unfamiliar queries are noticed.")
-  expect: list[ExpectFrom] = Field(description="For every whole percent, in this collection.")
+  words: Meaning | None = Field(description="The same for queries of a few known words.")
 
 
 class About(BaseModel):

@@ -221,7 +221,7 @@ def _cut(loaded, asked):
 
 def _response(loaded, query, rows, scores, asked, top, near):
   searcher = loaded.searcher
-  found = searcher.found(query, rows, scores, _cut(loaded, asked))
+  found = searcher.found(query, rows, scores, _cut(loaded, asked | {"words": query.words}))
   hits = [
     _result(searcher, row) | {"score": _round(score), "probability": p}
     for row, score, p in zip(rows, scores, found.probabilities, strict=True)
@@ -246,17 +246,24 @@ def _captions(searcher, numbers, scores):
 
 def _calibration(searcher):
   """What probabilities were measured on, and what to expect of each minimum probability."""
-  calibration, images = searcher.calibration, len(searcher.collection)
-  best = searcher.meaning
-  percents = [percent / 100 for percent in range(1, 100)]
+  calibration, best = searcher.calibration, searcher.meaning
   return {
     "measured_on": calibration.measured_on(),
     "relevance": best.relevance,
-    "relevant": relevances.MEANING[best.relevance],
     "images": best.counts.images,
     "default": artifact.DEFAULT_PROBABILITY,
     "bank": calibration.bank is not None,
-    "expect": [{"min_probability": p} | best.cut(images, p).expect for p in percents],
+    **_meaning(searcher, best),
+    "words": searcher.words and _meaning(searcher, searcher.words),
+  }
+
+
+def _meaning(searcher, meaning):
+  images = len(searcher.collection)
+  percents = [percent / 100 for percent in range(1, 100)]
+  return {
+    "relevant": relevances.MEANING[meaning.relevance],
+    "expect": [{"min_probability": p} | meaning.cut(images, p).expect for p in percents],
   }
 
 
