@@ -29,8 +29,7 @@ def test_labels_have_the_probability_that_search_shows(classifier, photos, index
   answers, failed = classifier.classify([image_sources.Folder(photos)], min_probability=0.0)
   assert len(answers) == 30 and not failed
   search = searcher.open_index(index)
-  cut = search.cut(min_probability=0.0)
-  for found in search.search(LABELS, 30, cut):
+  for found in search.search(LABELS, 30, search.cuts(min_probability=0.0)):
     names = [search.collection.full_name(row) for row in found.rows]
     theirs = dict(zip(names, found.probabilities, strict=True))
     ours = {

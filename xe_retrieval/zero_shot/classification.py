@@ -34,14 +34,23 @@ class Answer:
 class Classifier:
   def __init__(self, model, calibration: Calibration | None, labels, templates=TEMPLATES):
     self.model, self.calibration, self.labels = model, calibration, list(labels)
-    texts = [_fill(template, label) for label in self.labels for template in templates]
-    vectors, features = model.embed_queries(texts)
+    texts = [[_fill(template, label) for template in templates] for label in self.labels]
+    vectors, features = model.embed_queries([text for captions in texts for text in captions])
     vectors, features = (
       x.reshape(len(labels), -1, x.shape[1]).mean(1) for x in (vectors, features)
     )
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     self._vectors = model.scoring.text(vectors, features)  # [L, width]
-    self._known = calibration and calibration.queries(self._vectors, features)
+    self._known = [self._describe(i, texts[i], features) for i in range(len(texts))]
+
+  def _describe(self, i, captions, features):
+    """What a label's captions mean, as search takes them: by words or as captions; Queries of 1."""
+    if self.calibration is None:
+      return None
+    one, vocabulary = slice(i, i + 1), self.calibration.vocabulary
+    if vocabulary and all(map(vocabulary.knows, captions)):
+      return self.calibration.words, vocabulary.describe(captions[:1], self._vectors[one])
+    return self.calibration.best, self.calibration.queries(self._vectors[one], features[one])
 
   def classify(self, sources, min_probability=None, threshold=None):
     """Image sources -> an Answer per readable image, and [(image, reason)] of the others.
@@ -73,8 +82,11 @@ class Classifier:
   def _probabilities(self, scores):  # [L, M] -> [L, M]; NaN: not calibrated
     if self.calibration is None:
       return np.full(scores.shape, np.nan)
-    meaning = self.calibration.best.at(scores.shape[1])
-    return meaning.probability(meaning.calibrator.logit(scores, self._known), scores.shape[1])
+    shown, images = np.empty(scores.shape), scores.shape[1]
+    for i, (meaning, known) in enumerate(self._known):
+      meaning = meaning.at(images)
+      shown[i] = meaning.probability(meaning.calibrator.logit(scores[i : i + 1], known)[0], images)
+    return shown
 
   def _answer(self, name, scores, shown, fits):
     order = np.lexsort((-scores, -np.nan_to_num(shown)))
