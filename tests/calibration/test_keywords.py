@@ -1,10 +1,13 @@
 """Queries of a few words: which ones are, what is relevant to them, what is known of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from xe_retrieval.calibration import keywords
-from xe_retrieval.evaluation.embedded import Images
+from xe_retrieval.calibration import artifact, keywords, promises
+from xe_retrieval.calibration.calibrator import Calibrator
+from xe_retrieval.evaluation.embedded import Images, Pairs
 from xe_retrieval.towers.bank import Bank
 
 CAPTIONS = [
@@ -79,3 +82,75 @@ def test_queries_are_words_of_captions_each_once_and_the_same_in_every_run(bank)
   again, _ = keywords.draw(captions, images, vocabulary)
   assert again == queries
   assert keywords.draw(captions, images, vocabulary, count=3)[0] == queries[:3]
+
+
+@pytest.fixture(scope="module")
+def world():
+  """Images show some of 30 things, a few of which cannot be seen; calibrated on one half."""
+  random = np.random.default_rng(0)
+  things = np.array([f"thing{a}{b}" for a in "abcdef" for b in "vwxyz"])
+  often = np.geomspace(0.3, 0.01, 30)
+  looks = random.standard_normal((30, 32)) * np.where(np.arange(30) % 5, 1, 0.05)[:, None]
+
+  def unit(x):
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+  def embed(shown):
+    return unit(shown @ looks + 0.8 * random.standard_normal((len(shown), 32)))
+
+  def images(count):
+    shown = random.random((count, 30)) < often
+    captions = [" ".join(random.permutation(things[row])) for row in shown]
+    return shown, Images(embed(shown), [[caption] for caption in captions])
+
+  shown, known = images(2000)
+  captions = [caption for (caption,) in known.captions]
+  text = embed(shown)
+  bank = Bank("m", captions, text[0], text, text, known.vectors, 0.5)
+  vocabulary = keywords.Vocabulary(bank)
+
+  def pairs():
+    _, gallery = images(400)
+    captions = [caption for (caption,) in gallery.captions]
+    queries, owners = keywords.draw(captions * 3, np.tile(np.arange(400), 3), vocabulary)
+    asked = np.array([[thing in query.split() for thing in things] for query in queries])
+    return Pairs(embed(asked), gallery, owners, queries, None)
+
+  first, second = pairs(), pairs()
+  everything = dataclasses.replace(first, features=first.text)
+  return artifact.make(everything, [first.images], [], bank, {"model": "m"}, words=first), second
+
+
+def test_what_a_word_finds_and_how_usual_it_is_make_the_probability_true(world):
+  calibration, pairs = world
+  source = keywords.relevance(pairs.captions, [pairs.images])
+  found = promises.shown_probability(calibration, pairs, [pairs.images], [source])["words"]
+  alike = dataclasses.replace(calibration, words=_knowing_nothing(calibration.words))
+  without = promises.shown_probability(alike, pairs, [pairs.images], [source])["words"]
+  assert found["ece"] < 0.04 and found["brier"] < without["brier"] - 0.01
+  (half,) = [
+    row
+    for row in promises.judge(calibration, pairs, [pairs.images], [source])
+    if row["target"] == 0.5 and not row["guarantee"]
+  ]
+  assert half["kept"] == pytest.approx(0.5, abs=0.08) and half["pairs"] > 200
+
+
+def _knowing_nothing(meaning):
+  """Of all curves, that of the group in the middle."""
+  curve = meaning.calibrator.curves[len(meaning.calibrator.curves) // 2]
+  return dataclasses.replace(meaning, calibrator=Calibrator(np.array([]), [curve], np.array([])))
+
+
+def test_words_are_kept_in_the_file(world, tmp_path):
+  calibration, pairs = world
+  of_captions = dataclasses.replace(calibration.words, relevance="pairing")
+  about = {"model": "m", "dataset": "d", "split": "s", "queries": 1, "images": 1}
+  whole = dataclasses.replace(calibration, about=about, meanings=[of_captions])
+  whole.write(tmp_path)
+  again = artifact.read(tmp_path, "m")
+  assert [m.relevance for m in again.meanings] == ["pairing"] and again.words.relevance == "words"
+  queries = again.vocabulary.describe(pairs.captions, pairs.text)
+  before = calibration.vocabulary.describe(pairs.captions, pairs.text)
+  np.testing.assert_array_equal(queries.familiarity, before.familiarity)
+  assert again.words.cut(100, min_precision=0.5) == calibration.words.cut(100, min_precision=0.5)

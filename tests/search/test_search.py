@@ -1,5 +1,6 @@
 """The search binary: relevant images with their probability, or the answer that there are none."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -117,6 +118,26 @@ def test_an_unfamiliar_query_has_suggestions_and_no_results(searcher):
   assert not strange["familiar"] and not strange["relevant"] and strange["best_probability"] == 0
   assert len(strange["suggestions"]) == 3 and set(strange["suggestions"]) <= set(CAPTIONS)
   assert known["familiar"] and known["relevant"] and known["suggestions"] == []
+
+
+def test_a_few_words_have_a_meaning_of_their_own(searcher):
+  """Here 2 logits less than a caption with the same score."""
+  meaning = searcher.calibration.best
+  curves = [(knots, values - 2) for knots, values in meaning.calibrator.curves]
+  calibrator = dataclasses.replace(meaning.calibrator, curves=curves, familiar=np.array([]))
+  words = dataclasses.replace(meaning, relevance="words", calibrator=calibrator)
+  both = dataclasses.replace(searcher.calibration, words=words)
+  several = searchers.Searcher(searcher.collection, searcher.model, both)
+  for text, changed in ((CAPTIONS[2], False), ("a red circle", True), (UNFAMILIAR, False)):
+    before, after = (next(s.answers([text], threshold=-9)) for s in (searcher, several))
+    assert (after["words"], before["words"]) == (changed, False)
+    if not changed:
+      assert after == before
+      continue
+    odds = [p / (1 - p) for p in (before["best_probability"], after["best_probability"])]
+    assert np.log(odds[0] / odds[1]) == pytest.approx(2, abs=0.01)
+    assert next(searcher.answers([text]))["relevant"]
+    assert not next(several.answers([text]))["relevant"]
 
 
 def test_without_an_evaluation_only_by_threshold(index, model):

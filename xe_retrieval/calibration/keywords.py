@@ -21,15 +21,14 @@ COUNT = 2_000  # queries made of a split, at most
 FEWEST = 200  # fewer say too little
 
 _WORD = re.compile(r"[^\W_]+")
-_FUNCTION = frozenset(
-  """\
+_FUNCTION = """\
 a about above across after against all along among an and another any are around as at away back
 be been before behind being below beneath beside between both but by can could do does down each
 for from front has have having he her him his how i in inside into is it its like many more most
 near next no not of off on one onto or other out outside over past s several she some t than that
 the their them then there these they this those through to together toward towards two under up
-upon very was we were what when where which while who whose will with within without you your""".split()  # noqa: SIM905 a list of quoted words would fill a page
-)
+upon very was we were what when where which while who whose will with within without you your"""
+_SAY_NOTHING = frozenset(_FUNCTION.split())
 _stemmer = snowballstemmer.stemmer("english")
 
 
@@ -113,4 +112,4 @@ def _stems(text):
 
 
 def _content(text):
-  return [word for word in _WORD.findall(text.lower()) if word not in _FUNCTION]
+  return [word for word in _WORD.findall(text.lower()) if word not in _SAY_NOTHING]
