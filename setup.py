@@ -71,6 +71,7 @@ setup(
     "people": ["eccv_caption>=0.1"],  # human-verified relevance for COCO: evaluate --relevance=eccv
     "cuda": ["jax[cuda13]>=0.10,<0.11"],
     "gcs": ["gcsfs>=2026.1"],  # for workdirs in gs://…; brings google-cloud-storage for Orbax
+    "onnx": ["jax2onnx>=0.13"],  # export --onnx; brings onnxruntime
     "tpu": ["jax[tpu]>=0.10,<0.11"],
     "plan": ["jax[tpu]>=0.10,<0.11"],  # the compiler for TPUs, which needs no TPU
   },

@@ -1,6 +1,6 @@
 """BERT-base, ResNet-50 and ViT-B/32 against PyTorch: inference and training step on a CPU.
 
-  python -m benchmarks.towers [--batch=8] [--repetitions=10]
+  python -m benchmarks.towers [--batch=8] [--repetitions=10] [--layers=12]
 
 Same shapes and optimisers (AdamW, for ResNet SGD with momentum), float32,
 PyTorch in channels_last; ours starts from uint8 pixels. Timed up to the pooled features.
@@ -40,6 +40,7 @@ def main():
   parser.add_argument("--batch", type=int, default=8)
   parser.add_argument("--repetitions", type=int, default=10)
   parser.add_argument("--only", default="", help="part of a row's name")
+  parser.add_argument("--layers", type=int, default=12, help="of BERT and ViT; fewer for a try")
   args = parser.parse_args()
 
   cpu_memory.keep()  # for both sides
@@ -48,7 +49,7 @@ def main():
   images = random.integers(0, 256, (args.batch, 224, 224, 3), dtype=np.uint8)
   print(f"batch {args.batch}, {torch.get_num_threads()} threads, torch {torch.__version__}")
   print(f"{'':26}{'PyTorch':>10}{'ours':>10}{'ratio':>8}{'target':>8}")
-  for name, (theirs, ours) in rows(tokens, images).items():
+  for name, (theirs, ours) in rows(tokens, images, args.layers).items():
     if args.only not in name:
       continue
     theirs, ours = measure([theirs(), ours()], args.repetitions)
@@ -60,18 +61,18 @@ def main():
     )
 
 
-def rows(tokens, images):
+def rows(tokens, images, layers=12):
   """{name: (PyTorch, ours)}; each builds the function to be timed."""
-  fields = dict(**BASE, vocab_size=30522, layers=12, tokens=512, pooling="cls", dropout=0.1)
+  fields = dict(**BASE, vocab_size=30522, layers=layers, tokens=512, pooling="cls", dropout=0.1)
   bert = TextEncoder(tower("text", "bert", fields), 128)
   resnet = ImageEncoder(ResNet(), 128, **pretrained.IMAGENET)
-  fields = dict(**BASE, blocks=12, patch=32, size=224)
+  fields = dict(**BASE, blocks=layers, patch=32, size=224)
   vit = ImageEncoder(tower("image", "vit", fields), 128, **pretrained.IMAGENET)
   adamw, sgd = optax.adamw(1e-4), optax.sgd(1e-3, momentum=0.9)
   return {
-    "BERT-base inference": (lambda: torch_bert(tokens), lambda: inference(bert, tokens)),
+    "BERT-base inference": (lambda: torch_bert(tokens, layers), lambda: inference(bert, tokens)),
     "BERT-base training step": (
-      lambda: torch_bert(tokens, lambda p: torch.optim.AdamW(p, 1e-4)),
+      lambda: torch_bert(tokens, layers, lambda p: torch.optim.AdamW(p, 1e-4)),
       lambda: training(bert, tokens, adamw),
     ),
     "ResNet-50 inference": (lambda: torch_resnet(images), lambda: inference(resnet, images)),
@@ -79,9 +80,9 @@ def rows(tokens, images):
       lambda: torch_resnet(images, lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9)),
       lambda: training(resnet, images, sgd),
     ),
-    "ViT-B/32 inference": (lambda: torch_vit(images), lambda: inference(vit, images)),
+    "ViT-B/32 inference": (lambda: torch_vit(images, layers), lambda: inference(vit, images)),
     "ViT-B/32 training step": (
-      lambda: torch_vit(images, lambda p: torch.optim.AdamW(p, 1e-4)),
+      lambda: torch_vit(images, layers, lambda p: torch.optim.AdamW(p, 1e-4)),
       lambda: training(vit, images, adamw),
     ),
   }
@@ -142,8 +143,9 @@ def training(encoder, x, optimizer):
   return run
 
 
-def torch_bert(tokens, optimizer=None):
-  model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False)
+def torch_bert(tokens, layers, optimizer=None):
+  config = transformers.BertConfig(num_hidden_layers=layers)
+  model = transformers.BertModel(config, add_pooling_layer=False)
   tokens = torch.tensor(tokens, dtype=torch.long)
   mask = tokens != 0
   return torch_function(
@@ -159,8 +161,8 @@ def torch_resnet(images, optimizer=None):
   return torch_function(model, lambda: model(images).pooler_output[..., 0, 0], optimizer)
 
 
-def torch_vit(images, optimizer=None):
-  config = transformers.ViTConfig(patch_size=32)
+def torch_vit(images, layers, optimizer=None):
+  config = transformers.ViTConfig(patch_size=32, num_hidden_layers=layers)
   model = transformers.ViTModel(config, add_pooling_layer=False)
   images = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
   return torch_function(model, lambda: model(images).last_hidden_state[:, 0], optimizer)

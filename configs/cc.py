@@ -101,8 +101,8 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- image tower: ResNet ----
   config.image = image = ConfigDict()
   image.family = "resnet"  # or vit, dinov2, clip, siglip; a pretrained tower brings it
-  image.pretrained = "microsoft/resnet-50"
-  image.revision = ""
+  image.pretrained = "microsoft/resnet-50"  # "A,B": frozen towers side by side
+  image.revision = ""  # with several towers one of each, in the same order
   image.freeze = "none"
   image.size = 224
   image.trunk = 0
@@ -120,7 +120,9 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   image.patch = 16  # pixels
   image.blocks, image.width, image.heads, image.mlp = 12, 768, 12, 3_072
   image.pooling = ""  # cls | mean | cls_mean (both, side by side) | attention; "": the family's
-  image.layers = ()  # e.g. (9, 10): features of these layers, side by side; (): of the last
+  # e.g. (9, 10): features of these layers, side by side; (): of the last. With several towers one
+  # for each: ((), (9, 10)).
+  image.layers = ()
   # The middle square, resized (crop); CLIP's and SigLIP's ways come with their weights.
   image.resize = "crop"
   image.optimizer = "sgd"

@@ -1,12 +1,13 @@
 """Invalid values and misspelt fields give one sentence that names the field."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 
 import pytest
 
-from configs import cc, cc_large, coco, flickr8k, quickstart
+from configs import cc, cc_large, coco, flickr8k, own, quickstart
 from tests.conftest import ROOT
 from xe_retrieval import config as config_lib
 from xe_retrieval import losses
@@ -41,6 +42,38 @@ def test_large_batches_keep_the_sum_of_the_learning_rates(batch):
 def test_every_loss_is_a_valid_argument_of_every_config(loss):
   for module in (cc, cc_large, quickstart, flickr8k, coco):
     loop.validate(module.get_config(loss))
+
+
+def data_set(directory, images, split="train"):
+  """The one file of a data set that configs/own.py reads."""
+  version = directory / "captions" / "mine" / "1.0.0"
+  version.mkdir(parents=True)
+  splits = [{"name": split, "shardLengths": [str(images // 2), str(images - images // 2)]}]
+  (version / "dataset_info.json").write_text(json.dumps({"splits": splits}))
+  return version.parent
+
+
+@pytest.mark.parametrize(
+  ("images", "batch", "steps"),
+  [(1, 1, 240), (177, 128, 332), (5_000, 1_024, 1_172), (37_334, 1_024, 1_984)]
+  + [(200_000, 1_024, 3_018), (20_000_000, 1_024, 9_543)],
+)
+def test_own_data_decide_on_batch_and_steps(tmp_path, images, batch, steps):
+  config = own.get_config(str(data_set(tmp_path, images)))
+  assert (config.data.dir, config.data.name) == (str(tmp_path), "captions/mine")
+  assert (config.batch_size, config.steps) == (batch, steps)
+  assert config.batch_size <= images and config.steps <= 4 * config.eval_every
+  assert config.text.freeze == config.image.freeze == "all"  # features are computed once
+  loop.validate(config)
+
+
+def test_own_data_that_are_not_there(tmp_path):
+  with pytest.raises(ValueError, match=r"holds no data set; .* xe_retrieval\.prepare .*name=mine"):
+    own.get_config(str(tmp_path / "captions" / "mine"))
+  with pytest.raises(ValueError, match="no images in its split 'train'"):
+    own.get_config(str(data_set(tmp_path, 4, "test")))
+  other = own.get_config(f"{data_set(tmp_path / 'more', 40)},snm")
+  assert other.loss == "snm"
 
 
 @pytest.mark.parametrize(

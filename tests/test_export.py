@@ -186,6 +186,30 @@ def test_images_in_any_form(config, workdirs, images, tmp_path, monkeypatch):
     model.embed_text(["a", 2])
 
 
+def test_onnx_runs_without_jax(workdirs, published, tmp_path):
+  """Any batch size; `export` itself compares the outputs with JAX's."""
+  pytest.importorskip("jax2onnx")
+  import onnxruntime
+
+  published.image.pretrained = str(REFERENCES / "dinov2")
+  workdir = workdirs(published)
+  out = export.export(workdir, tmp_path / "out", onnx=True)
+  model = xe_retrieval.load(workdir)
+  session = onnxruntime.InferenceSession(out / "text.onnx")
+  found = session.run(None, {"text": model.tokenizer(CAPTIONS)})[0]
+  np.testing.assert_allclose(found, model.embed_text(CAPTIONS), atol=1e-4)
+  session = onnxruntime.InferenceSession(out / "image.onnx")
+  pixels = np.random.default_rng(1).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
+  found = session.run(None, {"image": pixels})[0]
+  np.testing.assert_allclose(found, model.embed_images(list(pixels)), atol=1e-4)
+
+
+def test_onnx_without_its_packages(tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ValueError, match=r"--onnx needs packages: pip install .*\[onnx\]"):
+    export.export(tmp_path / "run", tmp_path / "out", onnx=True)
+
+
 def test_not_a_model(tmp_path):
   with pytest.raises(ValueError, match="is no workdir of a training run"):
     xe_retrieval.load(tmp_path)

@@ -29,6 +29,7 @@ ROOMS = {
   "calibration": CALIBRATION,
   "report": CALIBRATION | {"report"},
   "search": CALIBRATION | {"search"},
+  "zero_shot": CALIBRATION | {"search.image_sources", "zero_shot"},
   "serving": CALIBRATION | {"search", "serving"},
   "planning": TRAINING | {"planning", "report.plots"},
 }

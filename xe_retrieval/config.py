@@ -136,7 +136,7 @@ def _require(config, field, holds, allowed):
 
 
 def _get(config, field):
-  for name in field.split(".") if field else ():
+  for name in field.split("."):
     config = config[name]
   return config
 
@@ -156,9 +156,9 @@ def flat(config: ConfigDict) -> dict:
 
 def updated(config: ConfigDict, fields: dict) -> ConfigDict:
   """A copy with these fields of `flat`, also new ones; JSON's lists become tuples."""
+  from flax import traverse_util
+
   config = ConfigDict(config).copy_and_resolve_references()
   with config.unlocked():
-    for name, value in fields.items():
-      *parents, last = name.split(".")
-      _get(config, ".".join(parents))[last] = _tuples(value)
+    config.update(traverse_util.unflatten_dict(_tuples(fields), sep="."))
   return config

@@ -2,10 +2,12 @@
 
 Writes Hugging Face directories of both towers, the projections, a serialised jax function per
 tower, the calibration of this checkpoint if it was evaluated, and a README.md that says
-how to use each. towers/export_format.py defines the format.
+how to use each. towers/export_format.py defines the format. --onnx adds text.onnx and image.onnx,
+the same functions for ONNX Runtime, compared with JAX before they are kept.
 """
 
 import functools
+import importlib.util
 import pathlib
 import sys
 
@@ -13,9 +15,13 @@ from absl import app, flags
 
 from xe_retrieval import config as config_lib
 
+ONNX_TOLERANCE = 1e-4  # of unit vectors
 
-def export(workdir, out, which="best"):
+
+def export(workdir, out, which="best", onnx=False):
   """The best (or latest) checkpoint of a workdir as a new directory."""
+  if onnx and not all(map(importlib.util.find_spec, ("jax2onnx", "onnxruntime"))):
+    raise ValueError("--onnx needs packages: pip install -c constraints.txt -e '.[onnx]'")
   from xe_retrieval import model as models
   from xe_retrieval.calibration import artifact
   from xe_retrieval.towers import bank as banks
@@ -29,14 +35,43 @@ def export(workdir, out, which="best"):
     calibration.write(out)
   elif bank := banks.read(workdir, fingerprint):
     bank.write(out / banks.NAME)
+  if onnx:
+    _write_onnx(encoder, out)
   return out
+
+
+def _write_onnx(encoder, out):
+  """text.onnx and image.onnx, for any batch size."""
+  import jax
+  import jax2onnx
+  import numpy as np
+  import onnxruntime
+
+  from xe_retrieval.towers import export_format
+
+  variables, random = jax.device_get(encoder.variables), np.random.default_rng(0)
+  functions = export_format.functions(encoder.config, encoder.model, variables)
+  for name, (function, shape, dtype) in functions.items():
+    path = out / f"{name}.onnx"
+    like = jax.ShapeDtypeStruct(("batch", *shape), dtype)
+    kept = {"return_mode": "file", "output_path": str(path), "input_names": [name]}
+    jax2onnx.to_onnx(function, [like], **kept, output_names=["embedding"])
+    session = onnxruntime.InferenceSession(path)
+    for rows in (1, 3):
+      high = 256 if name == "image" else encoder.config.text.vocab_size
+      x = random.integers(0, high, (rows, *shape)).astype(dtype)
+      wrong = np.abs(session.run(None, {name: x})[0] - np.asarray(function(x))).max()
+      if not wrong <= ONNX_TOLERANCE:
+        path.unlink()
+        raise ValueError(f"{path} would differ from JAX by {wrong:.1e}: it was not kept")
 
 
 def main(argv):
   if len(argv) > 1:
     sys.exit(f"unexpected argument {argv[1]!r}; the run is named as --workdir={argv[1]}")
   try:
-    out = export(flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.checkpoint)
+    f = flags.FLAGS
+    out = export(f.workdir, f.out, f.checkpoint, f.onnx)
   except ValueError as e:
     sys.exit(f"error: {e}")
   for path in sorted(p for p in out.rglob("*") if p.is_file()):
@@ -48,6 +83,7 @@ def _define_flags():
   flags.DEFINE_string("workdir", None, "The workdir of a training run.", required=True)
   flags.DEFINE_string("out", None, "The directory to write; new or empty.", required=True)
   flags.DEFINE_enum("checkpoint", "best", ["best", "latest"], "Which checkpoint to export.")
+  flags.DEFINE_bool("onnx", False, "Also text.onnx and image.onnx; needs the extra onnx.")
 
 
 if __name__ == "__main__":

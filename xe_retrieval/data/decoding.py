@@ -39,11 +39,18 @@ class View:
   shortest: int = 0
   resample: str = ""  # bicubic, …: by Pillow, as transformers does it; "": by image_files.resize
 
+  @property
+  def shape(self):
+    return self.size, self.size, 3
+
   @classmethod
-  def of(cls, image) -> "View":
+  def of(cls, image) -> "View | Views":
     """That of config.image; of a number, the crop of that size."""
-    if isinstance(image, int | View):
+    if isinstance(image, int | View | Views):
       return cls(image) if isinstance(image, int) else image
+    if "towers" in image:
+      towers = (image.towers[f"towers_{i}"] for i in range(len(image.towers)))
+      return Views(tuple(cls.of(tower) for tower in towers))
     kind, resample = image.get("resize", "crop"), image.get("resample", "")
     if kind not in ("crop", "shortest", "squash"):
       raise ValueError(f"config.image.resize={kind!r}: expected one of crop, shortest, squash")
@@ -51,6 +58,31 @@ class View:
       known = ", ".join(kind.name.lower() for kind in Image.Resampling)
       raise ValueError(f"config.image.resample={resample!r}: expected one of {known}")
     return cls(image.size, kind, image.get("shortest", 0) or image.size, resample)
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+  """Several views of one photo below each other in one array, each where `spans` says.
+
+  Equal ones are there once.
+  """
+
+  views: tuple[View, ...]
+  resize = "several"
+
+  @property
+  def shape(self):
+    sizes = [view.size for view in dict.fromkeys(self.views)]
+    return sum(sizes), max(sizes), 3
+
+  @property
+  def spans(self) -> tuple[tuple[int, int], ...]:
+    """The first row and the size of each."""
+    top, found = 0, {}
+    for view in dict.fromkeys(self.views):
+      found[view] = top, view.size
+      top += view.size
+    return tuple(found[view] for view in self.views)
 
 
 def centres(encoded) -> np.ndarray:
@@ -72,23 +104,29 @@ def random_crops(encoded, draws) -> np.ndarray:
   return np.concatenate([begin, extent], 1).astype(np.int32)
 
 
-def boxes(encoded, draws, augment: str, view: View) -> np.ndarray:
+def boxes(encoded, draws, augment: str, view: View | Views) -> np.ndarray:
   """Where training crops each image; bytes [n], int64 [n] -> int32 [n, 4]."""
   return random_crops(encoded, draws) if augment != "none" else whole(encoded, view)
 
 
-def whole(encoded, view: View) -> np.ndarray:
+def whole(encoded, view: View | Views) -> np.ndarray:
   """The boxes that evaluation takes: the centres; all zeros where `view` does it otherwise."""
   return centres(encoded) if view.resize == "crop" else np.zeros((len(encoded), 4), np.int32)
 
 
-def decode(encoded: bytes, box, view: View | int, out: np.ndarray | None = None) -> np.ndarray:
-  """Part `box`, int [4], of an image, resized -> uint8 [size, size, 3]; ValueError if broken.
+def decode(encoded: bytes, box, view, out: np.ndarray | None = None) -> np.ndarray:
+  """Part `box`, int [4], of an image, resized -> uint8 `view.shape`; ValueError if broken.
 
   All zeros stand for the whole image, cropped as `view` says.
   """
-  y, x, height, width = (int(value) for value in box)
   view = View.of(view)
+  if isinstance(view, Views):
+    out = np.empty(view.shape, np.uint8) if out is None else out
+    for (top, size), one in dict(zip(view.spans, view.views, strict=True)).items():
+      out[top : top + size, :size] = decode(encoded, whole([encoded], one)[0], one)
+      out[top : top + size, size:] = 0  # beside it; `out` may hold an earlier photo
+    return out
+  y, x, height, width = (int(value) for value in box)
   size = view.size
   jpeg = encoded[:2] == b"\xff\xd8" and not view.resample
   smaller = next((n for n in _REDUCED if jpeg and min(height, width) >= n * size), 1)
@@ -140,8 +178,8 @@ def _fill(out, image):
   return out
 
 
-def decode_all(encoded, boxes, view: View, out: np.ndarray, run=map) -> int:
-  """Decodes into `out`, uint8 [n, size, size, 3] -> the number of broken images.
+def decode_all(encoded, boxes, view: View | Views, out: np.ndarray, run=map) -> int:
+  """Decodes into `out`, uint8 [n, *view.shape] -> the number of broken images.
 
   Broken images are grey: one bad file should not end a long run. `run` maps over parts of them.
   """

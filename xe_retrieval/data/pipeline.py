@@ -100,14 +100,14 @@ def train_batches(
 
 
 def image_batches(
-  source: Source, view: decoding.View | int, spans: list[slice]
+  source: Source, view: decoding.View | decoding.Views | int, spans: list[slice]
 ) -> Iterator[np.ndarray]:
-  """The images of each span of records, uint8 [n, size, size, 3]."""
+  """The images of each span of records, uint8 [n, *view.shape]."""
   view = decoding.View.of(view)
 
   def compute(span, run):
     encoded = [_image(record) for record in source.read(range(span.start, span.stop))]
-    out = decoding.aligned((len(encoded), view.size, view.size, 3))
+    out = decoding.aligned((len(encoded), *view.shape))
     return out, decoding.decode_all(encoded, decoding.whole(encoded, view), view, out, run)
 
   yield from _reported(_threaded(compute, spans), source.name)

@@ -4,7 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from xe_retrieval.data import decoding
 from xe_retrieval.towers import families
+from xe_retrieval.towers.families import side_by_side
+from xe_retrieval.towers.families.side_by_side import SideBySide, Standard
 from xe_retrieval.towers.resnet import PATCH, ResNet
 from xe_retrieval.towers.transformer import Transformer
 
@@ -34,7 +37,7 @@ class TextEncoder(nn.Module):
 class ImageEncoder(nn.Module):
   """uint8 pixels -> normalised -> tower -> projection."""
 
-  tower: ResNet | Transformer
+  tower: ResNet | Transformer | SideBySide
   embedding_dim: int
   mean: tuple[float, ...]  # per channel, pixels in 0..1
   std: tuple[float, ...]
@@ -43,18 +46,21 @@ class ImageEncoder(nn.Module):
 
   def setup(self):
     self.projection = Head(self.embedding_dim, self.trunk, self.dropout)
+    if isinstance(self.tower, SideBySide):
+      self.standard = Standard()
 
   def __call__(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
     return self.project(self.features(image, train), train)
 
   def project(self, features, train=False):  # float32 [B, width] -> float32 [B, D]
+    if isinstance(self.tower, SideBySide):
+      features = self.standard(features)
     return self.projection(features, train)
 
   def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
     """The input of the projection; constant while the tower is frozen, so it can be cached."""
     x = (image.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
-    x = self.tower(x, train=train).astype(jnp.float32)
-    return x.mean((1, 2)) if x.ndim == 4 else x  # of a feature map, the mean over positions
+    return side_by_side.pooled(self.tower(x, train=train))
 
 
 class Head(nn.Module):
@@ -127,8 +133,9 @@ class DualEncoder(nn.Module):
 
 def from_config(config):
   """The model of a config whose architecture fields are filled in (see pretrained.configure)."""
-  text, image = config.text, config.image
-  _check(config)
+  text, image, several = config.text, config.image, side_by_side.several(config)
+  for alone, _ in side_by_side.each(config):
+    _check(alone)
   return DualEncoder(
     text=TextEncoder(
       _tower(config, "text"),
@@ -137,10 +144,10 @@ def from_config(config):
       text.get("feature_dropout", 0.0),
     ),
     image=ImageEncoder(
-      _tower(config, "image"),
+      _side_by_side(config) if several else _tower(config, "image"),
       config.embedding_dim,
-      tuple(image.mean),
-      tuple(image.std),
+      (0.0, 0.0, 0.0) if several else tuple(image.mean),
+      (1.0, 1.0, 1.0) if several else tuple(image.std),
       image.get("trunk", 0),
       image.get("feature_dropout", 0.0),
     ),
@@ -158,6 +165,21 @@ def _tower(config, encoder):
   dtype = jnp.dtype(_one_of(config, "dtype", "float32", "bfloat16"))
   tower = families.of(config, encoder).tower(config[encoder], 0, dtype, config.remat)
   return tower.clone(frozen=_frozen_parts(config, encoder, tower.parts()))
+
+
+def _side_by_side(config):
+  """The towers of config.image.towers, all of them frozen."""
+  if config.image.freeze != "all":
+    raise ValueError(
+      f"config.image.freeze={config.image.freeze!r}: several towers side by side can only be 'all'"
+    )
+  alone = [one for one, _ in side_by_side.each(config)]
+  return SideBySide(
+    tuple(_tower(one, "image") for one in alone),
+    decoding.View.of(config.image).spans,
+    tuple(tuple(one.image.mean) for one in alone),
+    tuple(tuple(one.image.std) for one in alone),
+  )
 
 
 def _check(config):
@@ -191,7 +213,7 @@ def _check(config):
 def init(config, model):
   """Parameters and BatchNorm statistics drawn from config.seed."""
   tokens = jnp.zeros([1, config.text.tokens], jnp.int32)
-  image = jnp.zeros([1, config.image.size, config.image.size, 3], jnp.uint8)
+  image = jnp.zeros([1, *decoding.View.of(config.image).shape], jnp.uint8)
   return jax.jit(model.init)(jax.random.PRNGKey(config.seed), tokens, image)
 
 

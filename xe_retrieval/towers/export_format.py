@@ -1,10 +1,12 @@
 """An exported model: a directory that other programs can use, and that reads back as a model.
 
-text/, image/            Hugging Face directories of the towers, for transformers' own classes
+text/, image/            Hugging Face directories of the towers, for transformers' own classes; of
+                         several towers side by side image/towers_0/, image/towers_1/, …
 dual/                    only of a CLIP (and of a SigLIP whose projections were not trained): the
                          whole model as one, for CLIPModel or SiglipModel
 projections.safetensors  the two matrices into the common space, "text.weight", "image.weight";
-                         with a trunk before them, also "text.trunk_norm.weight" and so on
+                         with a trunk before them, also "text.trunk_norm.weight" and so on; of
+                         several towers "image.standard.mean" and ".std" of their features
 text.jax, image.jax      jax.export functions, weights inside: int32 [B, T] or uint8 [B, H, W, 3]
                          -> float32 [B, D] of unit norm; need jax alone, for any batch size B
 config.json, README.md   the training config, and how to use each part
@@ -24,6 +26,7 @@ from safetensors.numpy import save_file
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import decoding, tokenization
 from xe_retrieval.towers import dual_encoder, families, weight_files
+from xe_retrieval.towers.families import side_by_side
 from xe_retrieval.towers.families.family import LEAVES
 
 PROJECTIONS = "projections.safetensors"
@@ -42,40 +45,44 @@ def write(encoder, out) -> None:
   model = dual_encoder.from_config(config)
   part = out.with_name(out.name + ".part")
   shutil.rmtree(part, ignore_errors=True)
-  for name in ("text", "image"):
-    (part / name).mkdir(parents=True)
-    tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
-    family = families.of(config, name)
+  metadata = {"format": "pt"}  # transformers refuses files without it
+  for name, alone, place in side_by_side.towers(config):
+    directory = part.joinpath(name, *place)
+    directory.mkdir(parents=True)
+    tower, family = side_by_side.take(variables, name, place), families.of(alone, name)
     tensors = {family.prefix + key: value for key, value in family.to_tensors(tower).items()}
-    metadata = {"format": "pt"}  # transformers refuses files without it
-    save_file(tensors, part / name / "model.safetensors", metadata)
-    if theirs := family.export(getattr(model, name).tower):
-      theirs.save_pretrained(part / name)
-  _write_processors(encoder, part / "text", part / "image")
+    save_file(tensors, directory / "model.safetensors", metadata)
+    if theirs := family.export(getattr(dual_encoder.from_config(alone), name).tower):
+      theirs.save_pretrained(directory)
+    if name == "image":
+      _write_json(directory / "preprocessor_config.json", _preprocessor(alone.image))
+  _write_tokenizer(encoder, part / "text")
   if whole := _dual(config, model, variables):
     (part / "dual").mkdir()
     theirs, tensors = whole
     save_file(tensors, part / "dual" / "model.safetensors", metadata)
     theirs.save_pretrained(part / "dual")
-    _write_processors(encoder, part / "dual", part / "dual")
+    _write_tokenizer(encoder, part / "dual")
+    _write_json(part / "dual" / "preprocessor_config.json", _preprocessor(config.image))
 
-  save_file(_projections(variables["params"]), part / PROJECTIONS)
-  for name, function in _functions(config, model, variables).items():
-    (part / f"{name}.jax").write_bytes(function.serialize())
+  save_file(_projections(variables), part / PROJECTIONS)
+  (batch,) = jax.export.symbolic_shape("batch")
+  for name, (function, shape, dtype) in functions(config, model, variables).items():
+    exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)
+    like = jax.ShapeDtypeStruct((batch, *shape), dtype)
+    (part / f"{name}.jax").write_bytes(exported(like).serialize())
   (part / "config.json").write_text(config_lib.to_json(config))
-  (part / "README.md").write_text(_readme(config, model, encoder.step))
+  (part / "README.md").write_text(_readme(config, encoder.step))
   if out.exists():
     out.rmdir()
   part.rename(out)
 
 
-def _write_processors(encoder, text, image):
-  """Tokenizer and preprocessing, into these directories."""
-  encoder.tokenizer.save(text)
-  tokenizer = text / "tokenizer_config.json"
+def _write_tokenizer(encoder, directory):
+  encoder.tokenizer.save(directory)
+  tokenizer = directory / "tokenizer_config.json"
   length = {"model_max_length": encoder.config.text.tokens}
   _write_json(tokenizer, json.loads(tokenizer.read_text()) | length)
-  _write_json(image / "preprocessor_config.json", _preprocessor(encoder.config.image))
 
 
 def _dual(config, model, variables):
@@ -119,33 +126,43 @@ def read(path):
   config = config_lib.from_json((path / "config.json").read_text())
   model = dual_encoder.from_config(config)
   variables = jax.eval_shape(lambda: dual_encoder.init(config, model))
-  for name in ("text", "image"):
-    tower = {kind: tree[name]["tower"] for kind, tree in variables.items() if name in tree}
-    tensors = weight_files.read(path / name)
-    tower = families.of(config, name).from_tensors(tensors, tower, path / name)
-    for kind in tower:
-      variables[kind][name]["tower"] = tower[kind]
-    variables["params"][name]["projection"] = _read_projection(
-      path / PROJECTIONS, name, variables["params"][name]["projection"]
-    )
+  for name, alone, place in side_by_side.towers(config):
+    directory = path.joinpath(name, *place)
+    tower = side_by_side.take(variables, name, place)
+    tower = families.of(alone, name).from_tensors(weight_files.read(directory), tower, directory)
+    side_by_side.put(variables, name, place, tower)
+  for collection, name, part in _HEADS:
+    if part in variables.get(collection, {}).get(name, {}):
+      like = variables[collection][name][part]
+      variables[collection][name][part] = _read_head(path / PROJECTIONS, name, part, like)
   return config, model, variables, tokenization.load(path / "text", config.text)
 
 
-def _projections(params):  # {"text": {"projection": …}, …} -> {tensor name: array}
+# What lies between a tower's features and the common space.
+_HEADS = (
+  ("params", "text", "projection"),
+  ("params", "image", "projection"),
+  ("batch_stats", "image", "standard"),
+)
+
+
+def _projections(variables):  # -> {tensor name: array}
   """As torch.nn.Linear and torch.nn.LayerNorm hold them: kernels [out, in]."""
   return {
-    _tensor_name(name, path): np.ascontiguousarray(value.T)  # .T leaves vectors alone
-    for name in ("text", "image")
-    for path, value in traverse_util.flatten_dict(params[name]["projection"]).items()
+    _tensor_name(name, part, path): np.ascontiguousarray(value.T)  # .T leaves vectors alone
+    for collection, name, part in _HEADS
+    for path, value in traverse_util.flatten_dict(
+      variables.get(collection, {}).get(name, {}).get(part, {})
+    ).items()
   }
 
 
-def _read_projection(file, name, like):
+def _read_head(file, name, part, like):
   """A tree like `like`, its values from the file."""
   tensors = weight_files.read_safetensors(file)
   out = {}
   for path, leaf in traverse_util.flatten_dict(like).items():
-    tensor = _tensor_name(name, path)
+    tensor = _tensor_name(name, part, path)
     shape = tensors[tensor].T.shape if tensor in tensors else None
     if shape != leaf.shape:
       raise ValueError(f"{file}: {tensor} should be {leaf.shape[::-1]}, is {shape and shape[::-1]}")
@@ -153,7 +170,10 @@ def _read_projection(file, name, like):
   return traverse_util.unflatten_dict(out)
 
 
-def _tensor_name(name, path):  # "text", ("trunk_in", "kernel") -> "text.trunk_in.weight"
+def _tensor_name(name, part, path):
+  """text, projection, (trunk_in, kernel) -> text.trunk_in.weight; image.standard.mean."""
+  if part == "standard":
+    return ".".join([name, part, *path])
   return ".".join([name, *path[:-1], LEAVES[path[-1]]])
 
 
@@ -177,35 +197,49 @@ def _preprocessor(image):
   }
 
 
-def _functions(config, model, variables):
-  """Each tower as a function that jax runs without this package; embeddings have unit norm."""
+def functions(config, model, variables) -> dict:
+  """{"text": (function, shape of its input without the batch, dtype), "image": …}.
+
+  Each needs nothing of this package once it is converted; embeddings have unit norm.
+  """
 
   def embedding(method):
     def function(x):
       x = model.apply(variables, x, method=method)
       return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
-    return jax.export.export(jax.jit(function), platforms=PLATFORMS)
+    return function
 
-  (batch,) = jax.export.symbolic_shape("batch")
-  tokens = jax.ShapeDtypeStruct((batch, config.text.tokens), jnp.int32)
-  pixels = jax.ShapeDtypeStruct((batch, config.image.size, config.image.size, 3), jnp.uint8)
-  return {"text": embedding("embed_text")(tokens), "image": embedding("embed_image")(pixels)}
+  pixels = decoding.View.of(config.image).shape
+  return {
+    "text": (embedding("embed_text"), (config.text.tokens,), jnp.int32),
+    "image": (embedding("embed_image"), pixels, jnp.uint8),
+  }
 
 
-def _readme(config, model, at):
-  size = config.image.size
+def _readme(config, at):
+  height, width, _ = decoding.View.of(config.image).shape
   head = "x @ weight.T of projections.safetensors"
   if config.text.get("trunk", 0) or config.image.get("trunk", 0):
     head = "x + trunk_out(gelu(trunk_in(trunk_norm(x)))) (gelu by tanh, norm with 1e-6), " + head
-  lines = {}
-  for name in ("text", "image"):
-    tower = getattr(model, name).tower
-    if theirs := families.of(config, name).export(tower):
+  if side_by_side.several(config):
+    head = "images: features one after the other, less standard.mean, over standard.std; " + head
+  lines = []
+  for name, alone, place in side_by_side.towers(config):
+    tower, directory = (
+      getattr(dual_encoder.from_config(alone), name).tower,
+      "/".join([name, *place]),
+    )
+    if theirs := families.of(alone, name).export(tower):
       pooled = getattr(tower, "pooling", "mean over positions")
-      lines[name] = f'transformers.{theirs.architectures[0]}.from_pretrained("{name}")  # {pooled}'
+      pooled += (
+        f" of layers {', '.join(map(str, c))}" if (c := getattr(tower, "chosen", ())) else ""
+      )
+      kind = theirs.architectures[0]
+      lines.append(f'transformers.{kind}.from_pretrained("{directory}")  # {pooled}')
     else:
-      lines[name] = "# (transformers' ResNetModel knows no 'patch' stem: use image.jax)"
+      lines.append("# (transformers' ResNetModel knows no 'patch' stem: use image.jax)")
+  lines = "\n".join(lines)
   return f"""\
 # Image-text retrieval model
 
@@ -217,13 +251,12 @@ import xe_retrieval  # everything, preprocessing included
 model = xe_retrieval.load("this directory")
 model.embed_text(["two dogs on a beach"]) @ model.embed_images(["a.jpg"]).T
 
-import jax  # jax alone: int32 [B, {config.text.tokens}] or uint8 [B, {size}, {size}, 3] in
+import jax  # jax alone: int32 [B, {config.text.tokens}] or uint8 [B, {height}, {width}, 3] in
 embed_text = jax.export.deserialize(open("text.jax", "rb").read()).call
 
 # PyTorch: tokenizer(captions, padding=True, truncation=True); then {head}, then unit norm
 import transformers
-{lines["text"]}
-{lines["image"]}
+{lines}
 ```
 """
 

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import tokenization
 from xe_retrieval.towers import dual_encoder, families, weight_files
-from xe_retrieval.towers.families import resnet
+from xe_retrieval.towers.families import resnet, side_by_side
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 RESAMPLE = {
@@ -38,16 +38,27 @@ def configure(config):
     if config.get("pretrained", ""):
       config.text.pretrained = config.image.pretrained = config.pretrained
       config.update(_dual_fields(locate(config.text), config.scale))
+    if side_by_side.sources(config.text.pretrained):
+      raise ValueError(
+        f"config.text.pretrained={config.text.pretrained!r} names several towers, which only "
+        "config.image.pretrained can"
+      )
     if config.text.pretrained:
       config.text.update(text_fields(locate(config.text)))
-    if config.image.pretrained:
+    if found := side_by_side.sources(config.image.pretrained):
+      config.image.towers = _several(config, found)
+    elif config.image.pretrained:
       config.image.update(image_fields(locate(config.image)))
-  check_positions(config)
+  check(config)
   return config
 
 
-def check_positions(config) -> None:
-  """ValueError if a pretrained text tower has fewer positions than config.text.tokens."""
+def check(config) -> None:
+  """ValueError if fields that the towers do not bring do not fit them."""
+  if side_by_side.several(config) and config.get("data", {}).get("augment", "none") != "none":
+    raise ValueError(
+      "several towers side by side need config.data.augment='none': their features are cached"
+    )
   if config.text.pretrained:
     tokens = families.of(config, "text").tower(config.text, 0, jnp.float32, False).embeddings
     if config.text.tokens > tokens.room:
@@ -68,17 +79,15 @@ def load(config, variables):
   Of `variables` only shapes, dtypes and shardings of the towers matter; projections stay as given,
   except with config.pretrained.
   """
-  variables = {collection: dict(encoders) for collection, encoders in variables.items()}
-  for encoder in ("text", "image"):
-    source = config[encoder].pretrained
+  variables = jax.tree.map(lambda x: x, variables)  # nested dicts of its own
+  for encoder, alone, place in side_by_side.towers(config):
+    source = alone[encoder].pretrained
     if not source:
       continue
-    collections = [name for name in ("params", "batch_stats") if encoder in variables.get(name, {})]
-    tower = {name: variables[name][encoder]["tower"] for name in collections}
-    tensors = weight_files.read(locate(config[encoder]))
-    tower = families.of(config, encoder).from_tensors(tensors, tower, source)
-    for name in collections:
-      variables[name][encoder] = {**variables[name][encoder], "tower": tower[name]}
+    tensors = weight_files.read(locate(alone[encoder]))
+    tower = side_by_side.take(variables, encoder, place)
+    tower = families.of(alone, encoder).from_tensors(tensors, tower, source)
+    side_by_side.put(variables, encoder, place, tower)
     if config.get("pretrained", ""):
       projection = variables["params"][encoder]["projection"]
       kernel = _projection(encoder, tensors, projection["kernel"], source)
@@ -152,6 +161,29 @@ def image_fields(path):
   found |= _normalisation(theirs)
   # ResNets stay with the crop that they have always had here.
   return found if found["family"] == "resnet" else found | _resizing(theirs, preprocessor)
+
+
+def _several(config, sources):
+  """config.image.towers: {name: fields of a tower}, in the order of `sources`."""
+  layers = config.image.get("layers", ()) or ((),) * len(sources)
+  if len(layers) != len(sources) or not all(isinstance(one, tuple) for one in layers):
+    raise ValueError(
+      f"config.image.layers={layers}: expected a tuple for each of the {len(sources)} towers of "
+      "config.image.pretrained, such as ((), (9, 10))"
+    )
+  revisions = (config.image.get("revision", "") or "," * (len(sources) - 1)).split(",")
+  if len(revisions) != len(sources):
+    raise ValueError(
+      f"config.image.revision={config.image.revision!r}: expected one for each of the "
+      f"{len(sources)} towers of config.image.pretrained, such as 'v1,v2'"
+    )
+  found = {}
+  for i, (source, revision, chosen) in enumerate(zip(sources, revisions, layers, strict=True)):
+    fields = {"size": config.image.size, "mean": config.image.mean, "std": config.image.std}
+    fields |= image_fields(weight_files.locate(source, revision))
+    fields |= {"pretrained": source, "revision": revision, "layers": tuple(chosen)}
+    found[side_by_side.name(i)] = fields
+  return found
 
 
 def _fields(encoder, file):

@@ -19,9 +19,11 @@ import numpy as np
 from xe_retrieval.data import decoding, lock, paths, pipeline
 from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.towers import dual_encoder, families
+from xe_retrieval.towers.families import side_by_side
 from xe_retrieval.training import processes
 
 BATCH = 64
+AT_ONCE = 4_096  # rows of a table in memory
 
 
 def cacheable(config) -> set[str]:
@@ -45,6 +47,9 @@ def tables(
   """
   out, cached = {}, cacheable(config)
   views = views or _views(config, cached)
+  if side_by_side.several(config) and "image" in cached & set(towers):
+    out = _side_by_side(config, variables, tokenizer, source, views)
+    towers = set(towers) - {"image"}
   wanted = sorted(cached & set(towers))
   fingerprint = source.fingerprint() if wanted else ""
   for tower in wanted:
@@ -57,6 +62,47 @@ def tables(
         stem.with_name(f"{stem.name}-mirrored.npy"), functools.partial(compute, mirrored=True)
       )
   return out
+
+
+def _side_by_side(config, variables, tokenizer, source, views):
+  """The image tables of several towers, each cached as if it was the only one."""
+  found = []
+  for alone, place in side_by_side.each(config):
+    own = side_by_side.take(variables, "image", place)
+    own = {collection: {"image": {"tower": tree}} for collection, tree in own.items()}
+    model = dual_encoder.from_config(alone)
+    found.append(tables(alone, model, own, tokenizer, source, ("image",), views))
+  return {name: Joined([of_tower[name] for of_tower in found]) for name in found[0]}
+
+
+class Joined:
+  """Tables of several towers as one, [n, sum of widths]; only rows that are asked for are read."""
+
+  def __init__(self, tables):
+    self._tables = tables
+
+  def __len__(self):
+    return len(self._tables[0])
+
+  def __getitem__(self, rows):
+    return np.concatenate([np.asarray(table[rows]) for table in self._tables], axis=-1)
+
+
+def standardised(config, variables, table) -> dict:
+  """Variables in which several towers side by side know mean and deviation of their features."""
+  if not side_by_side.several(config):
+    return variables
+  total = squares = 0.0
+  for start in range(0, len(table), AT_ONCE):
+    part = table[start : start + AT_ONCE].astype(np.float64)
+    total, squares = total + part.sum(0), squares + (part**2).sum(0)
+  mean = total / len(table)
+  std = np.sqrt(np.maximum(squares / len(table) - mean**2, 0))
+  std = np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1)  # a feature that never changes
+  standard = {"mean": mean.astype(np.float32), "std": std.astype(np.float32)}
+  stats = variables["batch_stats"]
+  image = stats["image"] | {"standard": standard}
+  return variables | {"batch_stats": stats | {"image": image}}
 
 
 def of(encoder, source, towers=("image", "text")) -> dict[str, np.ndarray]:

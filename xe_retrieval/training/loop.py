@@ -37,11 +37,18 @@ def train(
   say = print if processes.is_primary() else lambda line: None
   checkpoints = Checkpoints(workdir, config.keep_checkpoints, config.keep_every, say=say)
   state = checkpoints.resume(like=built.state)
-  if state is None:  # else the checkpoint has the weights: they are not fetched again
-    variables = pretrained.load(config, dual_encoder.init(config, built.model))
-    state = step.init(config, jax.device_get(variables), built.optimizer, mesh)
-    del variables
-  tables = _cached_features(config, built.model, state, mesh, tokenizer, (source, validation))
+  if state is None:
+    variables = jax.device_get(pretrained.load(config, dual_encoder.init(config, built.model)))
+  else:  # the checkpoint has the weights: they are not fetched again
+    variables = _frozen_towers(config, state, mesh)
+  tables = {
+    s.split: features.tables(config, built.model, variables, tokenizer, s)
+    for s in (source, validation)
+  }
+  if state is None:
+    variables = features.standardised(config, variables, tables["train"].get("image"))
+    state = step.init(config, variables, built.optimizer, mesh)
+  del variables
   start = int(state.step)
   log = Log(workdir, config, start, utilization.peak_seconds(built, mesh))
   log.say(_introduction(config, state, source, mesh, start))
@@ -102,14 +109,13 @@ def _frozen_garbage():
     gc.unfreeze()
 
 
-def _cached_features(config, model, state, mesh, tokenizer, sources):
-  """{split: tables}, of frozen towers: these are as they were before the first step."""
+def _frozen_towers(config, state, mesh):
+  """What cached features are computed with: such towers are as they were before the first step."""
   if not features.cacheable(config):
-    return {source.split: {} for source in sources}
+    return {}
   frozen = {"params": state.params, "batch_stats": state.batch_stats}
   frozen = jax.device_put(frozen, mesh_lib.replicated(mesh))
-  frozen = mesh_lib.local(frozen, mesh_lib.make(mesh.local_devices))
-  return {s.split: features.tables(config, model, frozen, tokenizer, s) for s in sources}
+  return mesh_lib.local(frozen, mesh_lib.make(mesh.local_devices))
 
 
 def prepare(config, mesh, workdir=None):
@@ -126,7 +132,7 @@ def prepare(config, mesh, workdir=None):
       config = pretrained.configure(config)
   else:
     config = config_lib.updated(config, known)
-    pretrained.check_positions(config)  # config.text.tokens may be another than before
+    pretrained.check(config)  # config.text.tokens, … may be others than before
   validate(config, mesh.size)
   with processes.primary_first("data"):  # which may have to be prepared
     source = pipeline.Source(config.data.name, config.data.dir, "train")
@@ -161,6 +167,7 @@ def validate(config, devices: int = 1) -> None:
 _TOWERS = "towers.json"  # what a run's pretrained towers were found to be
 _SOURCES = ("pretrained", "text.pretrained", "text.revision", "image.pretrained", "image.revision")
 _SOURCES += ("scale",)  # 0: that of config.pretrained
+_SOURCES += ("image.size", "image.mean", "image.std", "image.layers")  # of towers side by side
 
 
 def _known_towers(workdir, config):
@@ -177,7 +184,7 @@ def _known_towers(workdir, config):
 
 def _sources(config):
   fields = config_lib.flat(config)
-  return {name: fields.get(name, "") for name in _SOURCES}
+  return json.loads(json.dumps({name: fields.get(name, "") for name in _SOURCES}))  # no tuples
 
 
 def _write_config(workdir, given, config, tokenizer, allow_change):

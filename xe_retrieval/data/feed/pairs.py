@@ -47,9 +47,9 @@ class Pairs:
 
   def layout(self) -> dict[str, tuple[tuple[int, ...], type]]:
     """Shape and type of each array of a batch."""
-    size, n = self._view.size, self.rows
+    n = self.rows
     return {
-      "image": ((n, size, size, 3), np.uint8),
+      "image": ((n, *self._view.shape), np.uint8),
       "tokens": ((n, self._tokenizer.tokens), np.int32),
       "image_id": ((n,), np.int32),
       "text_id": ((n,), np.int32),

@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2018) as transformers' BertModel; RoBERTa, DistilBERT, MPNet build on it."""
 
-from xe_retrieval.towers.families.family import Family, require
+from xe_retrieval.towers.families.family import Family, require, transformers_config
 from xe_retrieval.towers.inputs import Tokens
 from xe_retrieval.towers.transformer import ACTIVATIONS, Transformer
 
@@ -90,21 +90,14 @@ def tower(
 
 def export(tower, kind="Bert", **more):
   """A tower -> the transformers config of its kind."""
-  import transformers
-
   inputs = tower.embeddings
-  return getattr(transformers, f"{kind}Config")(
-    architectures=[f"{kind}Model"],
+  return transformers_config(
+    tower,
+    kind,
     vocab_size=inputs.vocab_size,
-    num_hidden_layers=tower.layers,
-    hidden_size=tower.width,
-    num_attention_heads=tower.heads,
-    intermediate_size=tower.mlp,
     max_position_embeddings=inputs.positions,
     hidden_dropout_prob=tower.dropout,
     attention_probs_dropout_prob=tower.dropout,
-    layer_norm_eps=tower.norm_eps,
-    hidden_act=tower.activation,
     pad_token_id=inputs.pad,
     **({"type_vocab_size": inputs.token_types} if inputs.token_types else {}),
     **more,

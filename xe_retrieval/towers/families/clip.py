@@ -3,7 +3,7 @@
 import functools
 
 from xe_retrieval.towers.families import bert, vit
-from xe_retrieval.towers.families.family import Family
+from xe_retrieval.towers.families.family import Family, transformers_config
 
 LAYERS = {
   "encoder.layers.#.self_attn.q_proj": "layer_#/query",
@@ -39,20 +39,13 @@ def vision_fields(theirs, file):
 
 
 def text_export(tower, kind="CLIPText", **more):
-  import transformers
-
   inputs = tower.embeddings
-  return getattr(transformers, f"{kind}Config")(
-    architectures=[f"{kind}Model"],
+  return transformers_config(
+    tower,
+    kind,
     vocab_size=inputs.vocab_size,
-    num_hidden_layers=tower.layers,
-    hidden_size=tower.width,
-    num_attention_heads=tower.heads,
-    intermediate_size=tower.mlp,
     max_position_embeddings=inputs.positions,
     attention_dropout=tower.dropout,
-    layer_norm_eps=tower.norm_eps,
-    hidden_act=tower.activation,
     **({"eos_token_id": WRONG_EOS if tower.eos < 0 else tower.eos} | more),
   )
 

@@ -1,9 +1,10 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types, under other names."""
 
+import dataclasses
 import functools
 
 from xe_retrieval.towers.families import bert
-from xe_retrieval.towers.families.family import Family, require
+from xe_retrieval.towers.families.family import require
 from xe_retrieval.towers.transformer import ACTIVATIONS
 
 NORM_EPS = 1e-12  # not in its config
@@ -52,11 +53,11 @@ def export(tower):
   )
 
 
-DISTILBERT = Family(
+DISTILBERT = dataclasses.replace(
+  bert.BERT,
   name="distilbert",
   model_types=("distilbert",),
   names=NAMES,
-  reads=bert.READS,
   fields=fields,
   tower=functools.partial(bert.tower, token_types=0),
   export=export,

@@ -115,6 +115,21 @@ class Family:
     return jax.device_put(value, getattr(leaf, "sharding", None))
 
 
+def transformers_config(tower, kind, **more):
+  """transformers' config of a Transformer, with the fields that most kinds have and `more`."""
+  import transformers
+
+  return getattr(transformers, f"{kind}Config")(
+    architectures=[f"{kind}Model"],
+    num_hidden_layers=tower.layers,
+    hidden_size=tower.width,
+    num_attention_heads=tower.heads,
+    layer_norm_eps=tower.norm_eps,
+    hidden_act=tower.activation,
+    **({"intermediate_size": tower.mlp} | more),
+  )
+
+
 def require(file, field, value, *allowed):
   if value not in allowed:
     which = repr(allowed[0]) if len(allowed) == 1 else f"one of {', '.join(map(repr, allowed))}"

@@ -1,9 +1,10 @@
 """MPNet (Song et al. 2020): RoBERTa's positions, and a bias of attention by relative position."""
 
+import dataclasses
 import functools
 
 from xe_retrieval.towers.families import bert
-from xe_retrieval.towers.families.family import Family, require
+from xe_retrieval.towers.families.family import require
 
 BUCKETS = 32  # transformers uses this many, whatever config.json says
 PAD = 1  # likewise
@@ -30,14 +31,13 @@ def tower(text, *args):
   return made.clone(embeddings=made.embeddings.clone(buckets=BUCKETS))
 
 
-MPNET = Family(
+MPNET = dataclasses.replace(
+  bert.BERT,
   name="mpnet",
   model_types=("mpnet",),
   names=NAMES,
-  reads=bert.READS,
   fields=fields,
   tower=tower,
   export=functools.partial(bert.export, kind="MPNet", relative_attention_num_buckets=BUCKETS),
   aliases=((r"^mpnet\.", ""),),
-  dropped=bert.HEADS,
 )

@@ -1,9 +1,10 @@
 """SigLIP (Zhai et al. 2023): transformers' SiglipTextModel, SiglipVisionModel and SiglipModel."""
 
+import dataclasses
 import functools
 
 from xe_retrieval.towers.families import bert, clip, vit
-from xe_retrieval.towers.families.family import ROW, Family
+from xe_retrieval.towers.families.family import ROW
 
 
 def text_fields(theirs, file):
@@ -22,19 +23,17 @@ def text_export(tower):
   return clip.text_export(tower, "SiglipText", eos_token_id=1, projection_size=tower.head)
 
 
-TEXT = Family(
+TEXT = dataclasses.replace(
+  clip.TEXT,
   name="siglip",
   model_types=("siglip", "siglip_text_model"),
-  names=clip.WORDS | clip.LAYERS | {"final_layer_norm": "output/norm", "head": "output/head"},
-  reads=bert.READS,
+  names=clip.TEXT.names | {"head": "output/head"},
   fields=text_fields,
   tower=text_tower,
   export=text_export,
-  part="text_config",
-  prefix="text_model.",
-  dropped=rf"vision_model\..*|{clip.DROPPED}",
 )
-VISION = Family(
+VISION = dataclasses.replace(
+  clip.VISION,
   name="siglip",
   model_types=("siglip", "siglip_vision_model"),
   names={
@@ -50,11 +49,6 @@ VISION = Family(
     "head.mlp.fc2": "output/mlp_out",
   }
   | clip.LAYERS,
-  reads=vit.READS,
-  fields=clip.vision_fields,
   tower=functools.partial(vit.tower, inputs={"cls": False}, pooling="attention"),
   export=functools.partial(vit.export, kind="SiglipVision"),
-  part="vision_config",
-  prefix="vision_model.",
-  dropped=rf"text_model\..*|{clip.DROPPED}",
 )

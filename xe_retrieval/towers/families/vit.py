@@ -1,6 +1,6 @@
 """ViT (Dosovitskiy et al. 2021) as transformers' ViTModel; the other image towers build on it."""
 
-from xe_retrieval.towers.families.family import ROW, ROWS, Family, require
+from xe_retrieval.towers.families.family import ROW, ROWS, Family, require, transformers_config
 from xe_retrieval.towers.inputs import Patches
 from xe_retrieval.towers.transformer import ACTIVATIONS, Transformer
 
@@ -94,19 +94,8 @@ def tower(image, frozen, dtype, remat, inputs=None, norm_eps=1e-12, pooling="cls
 
 def export(tower, kind="ViT", **more):
   """A tower -> the transformers config of its kind."""
-  import transformers
-
-  return getattr(transformers, f"{kind}Config")(
-    architectures=[f"{kind}Model"],
-    patch_size=tower.embeddings.patch,
-    image_size=tower.embeddings.patch * tower.embeddings.grid,
-    num_hidden_layers=tower.layers,
-    hidden_size=tower.width,
-    num_attention_heads=tower.heads,
-    hidden_act=tower.activation,
-    layer_norm_eps=tower.norm_eps,
-    **({"intermediate_size": tower.mlp} | more),
-  )
+  patch, grid = tower.embeddings.patch, tower.embeddings.grid
+  return transformers_config(tower, kind, patch_size=patch, image_size=patch * grid, **more)
 
 
 VIT = Family(

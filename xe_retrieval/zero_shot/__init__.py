@@ -1,0 +1,1 @@
+"""Images and labels -> the labels that fit, or none of these."""
