@@ -38,11 +38,11 @@ def main():
   parser.add_argument("--other", default="", help="DATASET:SPLIT")
   args = parser.parse_args()
   names = (*SETS, *(["other"] if args.other else []), "absent", "cost", "rare")
-  print(f"{'refused (%)':44}{'cut':>26}" + "".join(f"{n:>9}" for n in names))
+  print(f"{'refused (%)':58}{'cut':>26}" + "".join(f"{n:>9}" for n in names))
   for workdir in args.workdirs:
     name = "/".join(workdir.rstrip("/").split("/")[-2:])
     for cut, told in measure(workdir, args.other):
-      print(f"{name:44}{cut:>26}" + "".join(f"{100 * x:9.1f}" for x in told), flush=True)
+      print(f"{name:58}{cut:>26}" + "".join(f"{100 * x:9.1f}" for x in told), flush=True)
 
 
 def measure(workdir, other=""):
