@@ -16,6 +16,7 @@ from xe_retrieval.calibration.artifact import DEFAULT_PROBABILITY, Calibration
 from xe_retrieval.data import decoding
 
 TEMPLATES = ("{}",)
+DIGITS = 4  # of scores and probabilities, as search shows them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Classifier:
     if not names:
       raise ValueError("there is no image to classify" + f" ({failed[0][1]})" * bool(failed))
     scores = self._vectors @ self.model.scoring.image(vectors).T  # [L, M]
+    scores = np.round(scores.astype(np.float64), DIGITS)  # as shown: the probability is of these
     shown = self._probabilities(scores)
     if threshold is None:
       least = DEFAULT_PROBABILITY if min_probability is None else min_probability
@@ -93,8 +95,8 @@ class Classifier:
     found = [
       {
         "label": self.labels[i],
-        "probability": None if np.isnan(shown[i]) else round(float(shown[i]), 4),
-        "score": round(float(scores[i]), 4),
+        "probability": None if np.isnan(shown[i]) else round(float(shown[i]), DIGITS),
+        "score": float(scores[i]),
       }
       for i in order
     ]
