@@ -11,7 +11,7 @@ Each evaluated model searches the images of its data set's test split for
             relevant, so this one is for information
 and is asked at the default cut (probability 0.5), and at the log-odds that return a stated share of
 the test captions' own images, with and without what is known of the query beside its scores: its
-familiarity, and whether it is a few words that the model knows. `cost` is the share of
+familiarity, its words, and whether it is a few words that the model knows. `cost` is the share of
 test captions that lose all of their results to the familiarity, `rare` the same among those with a
 word that no training caption has.
 """
@@ -90,10 +90,11 @@ class Shown:
 
   def of(self, queries, text, features):
     """What is known of queries: as captions, which of them are a few words, and as these."""
-    vocabulary = self.calibration.vocabulary
-    words = [q for q, query in enumerate(queries) if vocabulary and vocabulary.knows(query)]
-    few = vocabulary.describe([queries[q] for q in words], text[words]) if words else None
-    return self.calibration.queries(text, features), words, few
+    calibration = self.calibration
+    words = [q for q, query in enumerate(queries) if calibration.are_words(query)]
+    asked = [queries[q] for q in words]
+    few = calibration.vocabulary.describe(asked, text[words]) if words else None
+    return calibration.queries(queries, text, features), words, few
 
   def __call__(self, score, known, familiar):
     described, words, few = known

@@ -40,7 +40,7 @@ def test_round_trip(made, tmp_path):
   assert ABOUT.items() <= again.about.items()
   for old, new in zip(calibration.meanings, again.meanings, strict=True):
     z = [
-      m.calibrator.logit(pairs.text, c.queries(pairs.text, pairs.features))
+      m.calibrator.logit(pairs.text, c.queries(pairs.captions, pairs.text, pairs.features))
       for m, c in ((old, calibration), (new, again))
     ]
     np.testing.assert_array_equal(*z)

@@ -47,6 +47,20 @@ def test_a_few_known_words(bank, query, known):
   assert keywords.Vocabulary(bank).knows(query) == known
 
 
+def test_a_stranger_has_no_known_word(bank):
+  several = dataclasses.replace(bank, captions=[*CAPTIONS, "A dog and a car", "A man runs"])
+  vocabulary = keywords.Vocabulary(several)
+  strange = ["dog", "a dog reads the quarterly report", "quarterly report", "the", "ein hund läuft"]
+  assert [vocabulary.strange(query) for query in strange] == [False, False, True, True, True]
+  known = artifact.Calibration({}, [], several).queries(
+    strange, DIRECTIONS[[0] * 5], several.features[[0] * 5]
+  )
+  assert np.isneginf(known.familiarity).tolist() == [False, False, True, True, True]
+  # Captions without spaces have no word in common: there it says nothing.
+  apart = dataclasses.replace(bank, captions=["犬が走る", "赤い車", "猫が寝ている", "二人の子供"])
+  assert not keywords.Vocabulary(apart).strange("quarterly report")
+
+
 def test_how_usual_words_are_and_whether_they_find_their_captions(bank):
   vocabulary = keywords.Vocabulary(bank)
   queries = ["dog", "large", "dog car"]

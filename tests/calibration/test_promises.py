@@ -73,7 +73,7 @@ def test_judged_by_counting(made):
   calibration, pairs, parts, source, right = made
   rows = promises.judge(calibration, pairs, parts, [source])
   meaning = calibration.best
-  z = meaning.calibrator.logit(pairs.text, calibration.queries(pairs.text, None))
+  z = meaning.calibrator.logit(pairs.text, calibration.queries([], pairs.text, None))
   asked = [(r["target"], r["guarantee"]) for r in rows]
   assert asked == [(t, g) for t in promises.TARGETS for g in (False, True)]
   for row in rows:
@@ -101,7 +101,7 @@ def test_shown_probabilities_of_the_first_ten(made):
   calibration, pairs, parts, source, right = made
   found = promises.shown_probability(calibration, pairs, parts, [source])
   meaning = calibration.best
-  z = meaning.calibrator.logit(pairs.text, calibration.queries(pairs.text, None))
+  z = meaning.calibrator.logit(pairs.text, calibration.queries([], pairs.text, None))
   shown, hits = [], []
   for q in range(len(z)):
     best = np.argsort(-pairs.text[q], kind="stable")[:10]

@@ -107,11 +107,19 @@ class Calibration:
 
   @functools.cached_property
   def vocabulary(self) -> keywords.Vocabulary | None:
-    return keywords.Vocabulary(self.bank) if self.words else None
+    return keywords.Vocabulary(self.bank) if self.bank else None
 
-  def queries(self, text, features) -> Queries:
-    """Unit vectors [Q, D], text-tower features [Q, W] -> what the calibrator knows of them."""
-    return fitting.describe(self.bank, text, features)
+  def queries(self, captions, text, features) -> Queries:
+    """Queries [Q], vectors [Q, ≥ D], text-tower features [Q, W] -> what is known of them."""
+    known = fitting.describe(self.bank, text, features)
+    if self.bank:
+      strange = [self.vocabulary.strange(caption) for caption in captions]
+      known.familiarity[strange] = -np.inf
+    return known
+
+  def are_words(self, query: str) -> bool:
+    """Whether a query has the meaning of a few words instead of a caption's."""
+    return self.words is not None and self.vocabulary.knows(query)
 
   def measured_on(self) -> str:
     about = self.about

@@ -29,7 +29,9 @@ KNOTS = (2, 15, 35, 50, 65, 80, 95)  # where a curve may bend: percentiles of it
 SLOPES = (0.5, 300.0)  # logits per unit of score: strictly rising, so that it can be inverted
 SMOOTH = 1e-3  # on the squared change of slope between segments
 RARE = 0.01  # share of held-out captions whose familiarity is held against them
-UNFAMILIAR = -30.0  # log π of a query less familiar than every held-out caption
+# log π of a query less familiar than every held-out caption: no score makes up for it, though the
+# steepest curve rises by 600 between the ends of what scores can be.
+UNFAMILIAR = -1e4
 
 
 @dataclasses.dataclass(frozen=True)

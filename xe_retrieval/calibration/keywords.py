@@ -5,14 +5,18 @@ of many images, and no caption says just that. So words of captions are asked as
 is relevant if its captions have all of them. What is known of such a query beside its scores is how
 many captions of the bank have its words, and how well it finds these among the others: "dog" does,
 "large" does not.
+
+And a query of any length without a single known word is a stranger, whatever a text tower makes of
+it.
 """
 
+import functools
 import re
 
 import numpy as np
 import snowballstemmer
 
-from xe_retrieval.calibration.calibrator import Queries
+from xe_retrieval.calibration.calibrator import RARE, Queries
 from xe_retrieval.evaluation.relevance import Relevance
 
 NAME = "words"  # this source of relevance, see relevance.MEANING
@@ -40,6 +44,17 @@ class Vocabulary:
     for row, caption in enumerate(bank.captions):
       for stem in _stems(caption):
         self._rows.setdefault(stem, set()).add(row)
+
+  def strange(self, query: str) -> bool:
+    """Whether not one of its words is known; never, where words are no guide."""
+    return self._are_a_guide and not _stems(query) & self._rows.keys()
+
+  @functools.cached_property
+  def _are_a_guide(self):
+    """Not in languages without spaces, for instance: there, captions share no words."""
+    often = {stem for stem, rows in self._rows.items() if len(rows) > 1}
+    alone = sum(not _stems(caption) & often for caption in self._bank.captions)
+    return alone <= RARE * len(self._bank.captions)
 
   def knows(self, query: str) -> bool:
     """Whether a query is at most MOST words, and all of them known ones."""

@@ -101,4 +101,4 @@ def _matching(calibration, sources, gallery):
 def _described(calibration, pairs, source):
   if source.name == keywords.NAME:
     return calibration.vocabulary.describe(pairs.captions, pairs.text)
-  return calibration.queries(pairs.text, pairs.features)
+  return calibration.queries(pairs.captions, pairs.text, pairs.features)

@@ -32,7 +32,7 @@ def shown(pairs, best_f1, calibration=None) -> Shown:
     return Shown(lambda rows, scores: scores, best_f1, "{:.2f}".format, legend)
   images = len(pairs.image)
   meaning = calibration.best.at(images)
-  queries = calibration.queries(pairs.text, pairs.features)
+  queries = calibration.queries(pairs.captions, pairs.text, pairs.features)
 
   def probability(rows, scores):
     return meaning.probability(meaning.calibrator.logit(scores, queries[rows]), images)

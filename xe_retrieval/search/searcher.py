@@ -97,14 +97,13 @@ class Searcher:
       return [
         Query(text, v, None, False, True, []) for text, v in zip(queries, vectors, strict=True)
       ]
-    known = self.calibration.queries(vectors, features)
+    known = self.calibration.queries(queries, vectors, features)
     familiar = self.meaning.calibrator.log_familiar(known.familiarity) > UNFAMILIAR
-    vocabulary = self.calibration.vocabulary
     out = []
     for q, text in enumerate(queries):
       one = slice(q, q + 1)
-      if vocabulary and vocabulary.knows(text):
-        described = vocabulary.describe([text], vectors[one])
+      if self.calibration.are_words(text):
+        described = self.calibration.vocabulary.describe([text], vectors[one])
         out.append(Query(text, vectors[q], described, True, True, []))
       else:
         near = [] if familiar[q] else self.calibration.bank.nearest(features[one])[0]
