@@ -48,10 +48,12 @@ class Classifier:
     """What a label's captions mean, as search takes them: by words or as captions; Queries of 1."""
     if self.calibration is None:
       return None
-    one, vocabulary = slice(i, i + 1), self.calibration.vocabulary
-    if vocabulary and all(map(vocabulary.knows, captions)):
-      return self.calibration.words, vocabulary.describe(captions[:1], self._vectors[one])
-    return self.calibration.best, self.calibration.queries(self._vectors[one], features[one])
+    one, calibration = slice(i, i + 1), self.calibration
+    if all(map(calibration.are_words, captions)):
+      known = calibration.vocabulary.describe(captions[:1], self._vectors[one])
+      return calibration.words, known
+    known = calibration.queries(captions[:1], self._vectors[one], features[one])
+    return calibration.best, known
 
   def classify(self, sources, min_probability=None, threshold=None):
     """Image sources -> an Answer per readable image, and [(image, reason)] of the others.
