@@ -152,7 +152,7 @@ def test_scores_only_without_an_evaluation(page, index, model, workdir, tmp_path
 
 def test_markup_is_shown_as_text(page, index, photos, model, workdir):
   """Queries and file names that contain HTML; also a broken image, a link and the / key."""
-  evil = "<img src=x onerror=document.title='hacked'>"
+  evil = "circle <img src=x onerror=document.title='hacked'>"  # with a known word, as a query
   (photos / f"{evil}.png").write_bytes((photos / "scene000.png").read_bytes())
   update.update_index(index, model, workdir, [image_sources.Folder(photos)])
   cards = page.locator("#results .card")
