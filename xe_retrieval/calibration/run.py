@@ -102,7 +102,10 @@ class Run:
     asked = [(pairs, sources)]
     if calibration.words and (words := self.words(pairs)):
       asked.append((words, [keywords.relevance(words.captions, galleries[-1])]))
-    shown = [_joined(promises.shown_probability, calibration, g, asked, {}) for g in galleries]
+    shown = [{} for _ in galleries]
+    for gallery, found in zip(galleries, shown, strict=True):
+      for queries, known in asked:
+        found |= promises.shown_probability(calibration, queries, gallery, known)
     best = next(iter(shown[0].values()), {})
     metrics["calibration"] |= {key: best.get(key) for key in ("ece", "brier")}
     metrics["probabilities"] = {
@@ -116,7 +119,8 @@ class Run:
     }
     metrics["promises"] = []
     for gallery in () if seen else galleries:
-      metrics["promises"] += _joined(promises.judge, calibration, gallery, asked, [])
+      for queries, known in asked:
+        metrics["promises"] += promises.judge(calibration, queries, gallery, known)
 
   def training_pairs(self):
     """How many captions the model was trained on; None where its data are not at hand."""
@@ -194,11 +198,3 @@ class Run:
 def _say(line):
   if processes.is_primary():
     print(line, file=sys.stderr)
-
-
-def _joined(judge, calibration, gallery, asked, out):
-  """What a function of promises.py says of each (pairs, sources), in one list or dict."""
-  for pairs, sources in asked:
-    found = judge(calibration, pairs, gallery, sources)
-    out = out | found if isinstance(out, dict) else out + found
-  return out
