@@ -5,15 +5,14 @@
 
 Runs with tiny towers are killed at random: SIGKILL during a save, at any step, during startup;
 SIGTERM and SIGINT. With several processes per run, one of them or all are. Each run is restarted in
-the same workdir until it finishes, then the next one begins. At the start of each process and at
-the end, every finished checkpoint is compared, byte by byte, with that step of a run that was never
-stopped; a run goes on from the newest one, and none is taken for damaged.
+the same workdir until it finishes, then the next one begins. After each life, every finished
+checkpoint is compared, byte by byte, with that step of a run that was never stopped; a run goes on
+from the newest one, and none is taken for damaged.
 
-Processes are forks of one that has imported the libraries.
+Processes are forks of one that has imported the libraries, and all of them cache what they compile.
 """
 
 import argparse
-import functools
 import hashlib
 import json
 import os
@@ -28,17 +27,19 @@ import time
 import traceback
 
 import jax
+import transformers  # noqa: F401  for the forks
+from jax._src import compilation_cache, compiler
 
 from configs import quickstart
 from xe_retrieval import config as config_lib
 from xe_retrieval import main as training
-from xe_retrieval.calibration import run  # noqa: F401  for the forks
-from xe_retrieval.data import mesh
+from xe_retrieval.calibration import run  # noqa: F401
+from xe_retrieval.data import cpu_tensorflow, mesh  # noqa: F401
 from xe_retrieval.evaluation import figures  # noqa: F401
 from xe_retrieval.training import loop, processes, step  # noqa: F401
 from xe_retrieval.training.checkpoints import Checkpoints
 
-STEPS, PROCESSES = 30, 1
+STEPS, PROCESSES = 20, 1
 GRACE = 1  # seconds until the others are killed as well; launch/local_processes.sh waits for 5
 HUNG = 1800  # seconds
 KINDS = {
@@ -75,36 +76,31 @@ def main():
   parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
   args = parser.parse_args()
   globals().update(STEPS=args.steps, PROCESSES=args.processes)
-  began = time.time()
-  until = began + 60 * args.minutes
+  until = (began := time.time()) + 60 * args.minutes
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
-    if not jax.config.jax_compilation_cache_dir:
-      jax.config.update("jax_compilation_cache_dir", str(root / "cache"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    cache = jax.config.jax_compilation_cache_dir or str(root / "cache")
+    jax.config.update("jax_compilation_cache_dir", cache)
+    compiler._cache_write = _cache
     status = _run_and_kill(root / "reference", _config(root, every=1, keep=STEPS))
     assert status == "done", f"{status}\n{_log(root / 'reference')}"
     reference = _found(root / "reference")
     print(f"reference run of {STEPS} steps: {time.time() - began:.0f} s", flush=True)
-    share = [len(range(i, args.kills, args.at_once)) for i in range(args.at_once)]
-    workers = [
-      _fork(
-        lambda i=i: _worker(root / f"worker_{i}", share[i], args.seed * 100 + i, until, reference)
-      )
-      for i in range(args.at_once)
-    ]
+    workers = []
+    for i in range(args.at_once):
+      share, seed = len(range(i, args.kills, args.at_once)), args.seed * 100 + i
+      work = lambda: _worker(root / f"worker_{i}", share, seed, until, reference)  # noqa: B023, E731
+      workers.append(_fork(work))
     for pid in workers:
       os.waitpid(pid, 0)
-    results = [
-      json.loads((root / f"worker_{i}" / "results.json").read_text()) for i in range(args.at_once)
-    ]
+    results = [json.loads(path.read_text()) for path in root.glob("worker_*/results.json")]
     _report(results, time.time() - began)
 
 
 def _worker(root, kills, seed, until, reference):
   """Kills `kills` times, or until time is up; writes results.json."""
   root.mkdir()
-  draw, config = random.Random(seed), _config(root.parent, every=2, keep=3)
+  draw, config = random.Random(seed), _config(root.parent, every=2, keep=2)
   kinds = KINDS if PROCESSES == 1 else KINDS_OF_SEVERAL
   out = {"killed": dict.fromkeys(kinds, 0), "runs": 0} | {field: [] for field in WRONG.values()}
   more = lambda: sum(out["killed"].values()) < kills and time.time() < until  # noqa: E731
@@ -157,14 +153,17 @@ def _run_and_kill(workdir, config, kind=None, draw=None):
     if running and (hung or (alone and time.time() - (killed or began) > GRACE)):
       for pid in running:
         os.kill(pid, signal.SIGKILL)
-      if hung:
-        return "hung"
-    if kind and not killed and len(running) == PROCESSES and _ready(kind, workdir, before + steps):
+    if hung:
+      return "hung"
+    whole = len(running) == PROCESSES
+    if kind and whole and not killed and _ready(kind, workdir, before + steps, began):
       time.sleep(wait)
       for pid in victims:
         os.kill(pid, number)
       killed = time.time()
     time.sleep(0.002)
+  if os.waitpid(_fork(lambda: _digest(workdir), workdir, "digest"), 0)[1]:
+    return "a checkpoint cannot be read"
   resumed = re.search(r"resuming after step (\d+)", _log(workdir))
   if saved and (int(resumed[1]) != saved if resumed else not killed):
     return f"did not go on from step {saved}"
@@ -174,30 +173,24 @@ def _run_and_kill(workdir, config, kind=None, draw=None):
   return "killed" if killed and (stopped or number == signal.SIGKILL) else f"exit codes {codes}"
 
 
-def _ready(kind, workdir, lines):
+def _ready(kind, workdir, lines, began):
   """Whether the moment to kill has come."""
   if "start" in kind:
     return True
   # Other signals than SIGKILL are handled from the first step on.
   running = _lines(workdir) >= lines or ("SIGKILL" in kind and "save" in kind)
-  return running and ("save" not in kind or _saving(workdir))
+  return running and ("save" not in kind or _saving(workdir, began))
 
 
 def _train(workdir, config, index, address):
-  """Trains; before and after, writes a digest of every checkpoint -> exit code."""
+  """Trains -> exit code."""
   if PROCESSES > 1:
-    os.environ |= {
-      "JAX_NUM_PROCESSES": str(PROCESSES),
-      "JAX_PROCESS_ID": str(index),
-      "JAX_COORDINATOR_ADDRESS": address,
-    }
+    os.environ |= {"JAX_NUM_PROCESSES": str(PROCESSES), "JAX_PROCESS_ID": str(index)}
+    os.environ["JAX_COORDINATOR_ADDRESS"] = address
     processes.join()
-  if (workdir / "checkpoints").exists():
-    _digest(workdir)
   state = training.train(config, workdir)
   for number in (signal.SIGTERM, signal.SIGINT):  # came too late
     signal.signal(number, signal.SIG_IGN)
-  _digest(workdir)
   if PROCESSES > 1:
     jax.distributed.shutdown()  # waits for the others, as at the end of Python
   return 0 if int(state.step) == STEPS else training.STOPPED
@@ -205,7 +198,10 @@ def _train(workdir, config, index, address):
 
 def _digest(workdir):
   """Appends a line for every finished checkpoint: step, sha256 of the state."""
-  like = _like((workdir / "config.json").read_text())
+  if not (workdir / "checkpoints").exists():
+    return
+  config = config_lib.from_json((workdir / "config.json").read_text())
+  like = step.build(config, mesh.make()).state
   with Checkpoints(workdir, read_only=True) as saved:
     for n in saved._manager.all_steps():
       digest = hashlib.sha256()
@@ -213,12 +209,6 @@ def _digest(workdir):
         digest.update(f"{jax.tree_util.keystr(path)}{x.dtype}{x.shape}".encode() + x.tobytes())
       with workdir.with_suffix(".digests").open("a") as file:
         file.write(f"{n} {digest.hexdigest()}\n")
-
-
-@functools.cache
-def _like(config):
-  """Shapes of the state."""
-  return step.build(config_lib.from_json(config), mesh.make()).state
 
 
 def _found(workdir):
@@ -243,6 +233,11 @@ def _config(root, every, keep):
   return config
 
 
+def _cache(key, seconds, name, backend, executable, callbacks):
+  """JAX's own lets only process 0 write, and keys of other processes are others on CPUs."""
+  compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+
+
 def _fork(function, workdir=None, index=0):
   pid = os.fork()
   if pid:
@@ -251,7 +246,7 @@ def _fork(function, workdir=None, index=0):
   try:
     if workdir:
       workdir.parent.mkdir(exist_ok=True)
-      log = os.open(_log_file(workdir, index), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+      log = os.open(workdir.with_suffix(f".{index}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
       os.dup2(log, 1)
       os.dup2(log, 2)
     code = function() or 0
@@ -262,9 +257,11 @@ def _fork(function, workdir=None, index=0):
     os._exit(code)
 
 
-def _saving(workdir):
+def _saving(workdir, began):
+  """Whether this life writes a checkpoint; another may have left an unfinished one."""
   try:
-    return any("tmp" in name for name in os.listdir(workdir / "checkpoints"))
+    found = [e for e in os.scandir(workdir / "checkpoints") if "tmp" in e.name]
+    return any(e.stat().st_mtime > began for e in found)
   except OSError:
     return False
 
@@ -281,13 +278,9 @@ def _lines(workdir):
     return 0
 
 
-def _log_file(workdir, index):
-  return workdir.with_suffix(f".{index}.log")
-
-
 def _log(workdir):
-  logs = [_log_file(workdir, i) for i in range(PROCESSES)]
-  return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
+  logs = sorted(workdir.parent.glob(f"{workdir.name}.*.log"))
+  return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
 
 
 def _report(results, seconds):
