@@ -1,9 +1,10 @@
-"""Two processes against one on the quickstart's model: the same losses, validation and weights?
+"""Two processes against one on the quickstart: the same training, evaluation and index?
 
   python -m benchmarks.processes [--steps=60] [--data=shapes/640]
 
-launch/local_processes.sh starts two processes with one CPU device each. The other run is one
-process with two devices, so that both add the gradients of the same two halves of a batch.
+launch/local_processes.sh starts two processes with one CPU device each. They train; the other run
+is one process with two devices, so that both add the gradients of the same two halves of a batch.
+What the two have trained is then evaluated and indexed by two processes and by one.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from xe_retrieval import model as models
 
 ROOT = pathlib.Path(__file__).parents[1]
+LAUNCHERS = {"two": (ROOT / "launch" / "local_processes.sh", "2", "--"), "one": ()}
 
 
 def main():
@@ -31,35 +33,55 @@ def main():
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
-    script = ROOT / "launch" / "local_processes.sh"
-    _train(args, root, "one", [], {"JAX_NUM_CPU_DEVICES": "2"})
-    _train(args, root, "two", [script, "2", "--"], {})
-    one, two = (_read(root / name) for name in ("one", "two"))
+    one, two = (_train(args, root, who) for who in ("one", "two"))
+    for name in one:
+      difference = max(np.max(np.abs(a - b)) for a, b in zip(one[name], two[name], strict=True))
+      print(f"{name}: {len(one[name])} values, largest difference {difference:.2g}")
+    one, two = (_evaluate_and_index(args, root, who) for who in ("one", "two"))
   for name in one:
-    difference = max(np.max(np.abs(a - b)) for a, b in zip(one[name], two[name], strict=True))
-    print(f"{name}: {len(one[name])} values, largest difference {difference:.2g}")
+    same = "the same" if one[name] == two[name] else "OTHER"
+    print(f"{name}: {len(one[name]):,} bytes, {same}")
+  sys.exit(one != two)
 
 
-def _train(args, root, name, launcher, env):
-  command = [
-    *launcher, sys.executable, "-m", "xe_retrieval.main", "--config=configs/quickstart.py",
-    f"--workdir={root / name}", f"--config.data.dir={root / 'data'}", "--config.log_every=1",
-    f"--config.data.name={args.data}", f"--config.steps={args.steps}",
-    f"--config.eval_every={args.steps // 2}",
+def _train(args, root, who):
+  """-> {what: [values]} of a finished run."""
+  run = [
+    "main", "--config=configs/quickstart.py", f"--workdir={root / who}", "--config.log_every=1",
+    f"--config.data.dir={root / 'data'}", f"--config.data.name={args.data}",
+    f"--config.steps={args.steps}", f"--config.eval_every={args.steps // 2}",
   ]  # fmt: skip
-  env = os.environ | {"PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"} | env
-  subprocess.run(command, cwd=ROOT, env=env, check=True)
-
-
-def _read(workdir):
-  """{what: [values]} of a finished run."""
-  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
+  _run(who, run, {"one": "2", "two": "1"}[who])
+  lines = [json.loads(line) for line in (root / who / "metrics.jsonl").open()]
   found = {
     name: [line[name] for line in lines if name in line]
     for name in ("loss", "gradient_norm/text", "validation/pr_auc", "validation/recall@1")
   }
-  leaves = jax.tree.leaves(jax.device_get(models.restore(workdir, "latest").variables))
+  leaves = jax.tree.leaves(jax.device_get(models.restore(root / who, "latest").variables))
   return found | {"weights and statistics": leaves}
+
+
+def _evaluate_and_index(args, root, who):
+  """-> {file: bytes} of what is written about the run of two processes."""
+  workdir, out = root / "two", root / f"by_{who}"
+  (workdir / "calibration.json").unlink(missing_ok=True)  # of the other
+  _run(who, ["evaluate", f"--workdir={workdir}", f"--out={out / 'test'}"])
+  images = [f"--images={args.data}:{split}" for split in ("test", "train")]
+  _run(who, ["index", f"--workdir={workdir}", *images, f"--out={out / 'index'}"])
+  generation = json.loads((out / "index" / "collection.json").read_text())["generation"]
+  files = {
+    "metrics.json": out / "test" / "metrics.json",
+    "calibration.json": workdir / "calibration.json",
+    "vectors.npy of the index": out / "index" / generation / "vectors.npy",
+  }
+  return {name: path.read_bytes() for name, path in files.items()}
+
+
+def _run(who, command, devices="1"):
+  module, *flags = command
+  env = {"PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": devices}
+  command = [*LAUNCHERS[who], sys.executable, "-m", f"xe_retrieval.{module}", *flags]
+  subprocess.run(command, cwd=ROOT, env=os.environ | env, check=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import csv
 import gzip
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 
+import xe_retrieval
+from tests.conftest import ROOT
 from xe_retrieval import plan as command
 from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.planning import (
@@ -154,6 +157,26 @@ def test_without_libtpu_it_says_what_to_install(config, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ValueError, match=r"v5e:2x4 needs libtpu: pip install .*\.\[plan\]"):
     plans.make(config, "v5e:2x4")
+
+
+def test_where_there_is_no_tpu_only_the_compiler_loads_libtpu(tmp_path, monkeypatch):
+  pci, code = tmp_path / "pci", "import xe_retrieval as x, jax; jax.devices(); "
+  code += "print(jax.config.jax_platforms == 'cpu', x._libtpu_for_nothing())"
+  (pci / "0000:00:04.0").mkdir(parents=True)
+  (pci / "0000:00:04.0" / "vendor").write_text("0x8086\n")
+  assert not xe_retrieval._libtpu_for_nothing(pci) or importlib.util.find_spec("libtpu")
+  (tmp_path / "libtpu.py").write_text("get_library_path = lambda: '/dev/null'\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  assert xe_retrieval._libtpu_for_nothing(pci)
+  environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+  environment["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
+  out = subprocess.run(
+    [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+  )
+  chosen, for_nothing = out.stdout.split()
+  assert chosen == for_nothing
+  (pci / "0000:00:04.0" / "vendor").write_text("0x1ae0\n")  # Google's: perhaps a TPU
+  assert not xe_retrieval._libtpu_for_nothing(pci)
 
 
 def test_a_compiler_that_aborts_is_one_sentence(config, monkeypatch):
