@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 
 import jax
 import numpy as np
@@ -26,7 +27,25 @@ def open_manager(workdir, options) -> ocp.CheckpointManager:
     raise ValueError(
       f"the metrics of checkpoints {damaged} of {workdir} are damaged; training moves them aside"
     )
+  _silence_closed_event_loops()
   return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
+
+
+def _silence_closed_event_loops():
+  """Orbax closes its event loop at the first array that cannot be read or written.
+
+  Each of TensorStore's threads that calls it afterwards would print a traceback.
+  """
+  before = sys.unraisablehook
+  if getattr(before, "silences", False):
+    return
+
+  def hook(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":
+      before(unraisable)
+
+  hook.silences = True
+  sys.unraisablehook = hook
 
 
 _LISTS = {"model": "_METADATA", "training": "_METADATA", "run": "metadata"}
