@@ -1,6 +1,6 @@
 """Damages a checkpoint at random places and counts what reading it says.
 
-  python -m benchmarks.damage [--changes=2000] [--seed=0]
+  python -m benchmarks.damage [--changes=2000] [--seed=0] [--minutes=60]
 
 A change flips a bit, replaces a byte or a run of bytes, or cuts off the end of a random file.
 Reading it must give the same arrays (the place did not matter) or report damage. It must not give
@@ -13,6 +13,7 @@ import pathlib
 import random
 import sys
 import tempfile
+import time
 
 import jax
 import numpy as np
@@ -33,7 +34,9 @@ def main():
   )
   parser.add_argument("--changes", type=int, default=2000)
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--minutes", type=float, default=60, help="stop after this time")
   args = parser.parse_args()
+  until = time.time() + 60 * args.minutes
   logging.set_verbosity(logging.ERROR)
   with tempfile.TemporaryDirectory() as root:
     root = pathlib.Path(root)
@@ -44,9 +47,11 @@ def main():
       if not right(outcome):
         wrong.append(f"{file}, {change}: {outcome}")
         print(wrong[-1], flush=True)
+      if time.time() > until:
+        break
   for (change, outcome), count in sorted(counts.items()):
     print(f"{count:6,}  {change}: {outcome}")
-  print(f"{len(wrong)} wrong")
+  print(f"{len(wrong)} wrong of {counts.total():,}")
   sys.exit(bool(wrong))
 
 

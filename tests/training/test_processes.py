@@ -136,6 +136,33 @@ def test_all_processes_decide_together_whether_a_checkpoint_is_damaged(workdir):
   assert not (workdir / "checkpoints" / "4").exists() and (workdir / "damaged" / "4").exists()
 
 
+FETCHING = """
+import os, pathlib, sys, time
+import jax
+from configs import quickstart
+from xe_retrieval.data import mesh
+from xe_retrieval.towers import pretrained
+from xe_retrieval.training import loop, processes
+
+def fetch(config):
+  weights = pathlib.Path(sys.argv[1])
+  if jax.process_index() == 0:
+    time.sleep(2)
+    weights.touch()
+  os.write(1, f"{weights.exists()=}|".encode())
+  return config
+
+with processes.together():
+  pretrained.configure, loop.validate = fetch, lambda *_: sys.exit(0)
+  loop.prepare(quickstart.get_config(), mesh.make())
+"""
+
+
+def test_one_process_fetches_the_towers_while_the_other_waits(tmp_path):
+  printed = launch("-c", FETCHING, str(tmp_path / "weights"))
+  assert printed.count("weights.exists()=True|") == 2
+
+
 @pytest.mark.slow
 def test_a_slurm_job_that_gets_sigterm_is_requeued_and_goes_on(config, finished, tmp_path):
   """launch/slurm.sh itself; `srun` starts two processes here, and one of them gets the signal."""
