@@ -76,9 +76,8 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- text tower: BERT ----
   config.text = text = ConfigDict()
   text.family = "bert"  # or distilbert, mpnet, roberta, clip, siglip; a pretrained tower brings it
-  text.pretrained = (
-    "google-bert/bert-base-uncased"  # directory or Hugging Face id; "": from scratch
-  )
+  # Directory or Hugging Face id; "": from scratch; "A,B": frozen towers side by side.
+  text.pretrained = "google-bert/bert-base-uncased"
   text.revision = ""  # commit, tag or branch of a Hugging Face id; "": the newest
   text.freeze = "none"  # none | all (the projection still learns) | number of first blocks
   text.tokens = 32  # captions are truncated and padded to this
@@ -101,7 +100,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   # ---- image tower: ResNet ----
   config.image = image = ConfigDict()
   image.family = "resnet"  # or vit, dinov2, clip, siglip; a pretrained tower brings it
-  image.pretrained = "microsoft/resnet-50"  # "A,B": frozen towers side by side
+  image.pretrained = "microsoft/resnet-50"
   image.revision = ""  # with several towers one of each, in the same order
   image.freeze = "none"
   image.size = 224

@@ -147,6 +147,22 @@ def _tuples(value):
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+def towers(encoder: ConfigDict) -> dict[str, ConfigDict]:
+  """config.text or config.image -> {name: its fields as if this tower was the only one}.
+
+  The name of a single tower is ""; those of several are their names among the parameters.
+  """
+  if "towers" not in encoder:
+    return {"": encoder}
+  fields = encoder.to_dict()
+  own = fields.pop("towers")
+  return {name: ConfigDict(fields | own[name]) for name in map(tower_name, range(len(own)))}
+
+
+def tower_name(i: int) -> str:
+  return f"towers_{i}"
+
+
 def flat(config: ConfigDict) -> dict:
   """{"text.layers": 12, …}."""
   from flax import traverse_util  # not at the top: --help should not wait for jax

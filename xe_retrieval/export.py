@@ -58,7 +58,7 @@ def _write_onnx(encoder, out):
     jax2onnx.to_onnx(function, [like], **kept, output_names=["embedding"])
     session = onnxruntime.InferenceSession(path)
     for rows in (1, 3):
-      high = 256 if name == "image" else encoder.config.text.vocab_size
+      high = 256 if name == "image" else encoder.tokenizer.vocab_size
       x = random.integers(0, high, (rows, *shape)).astype(dtype)
       wrong = np.abs(session.run(None, {name: x})[0] - np.asarray(function(x))).max()
       if not wrong <= ONNX_TOLERANCE:

@@ -71,6 +71,15 @@ def test_templates_are_averaged(workdir, model, photos):
     np.testing.assert_allclose([scores[n] for n in LABELS], expected[:, i], atol=1e-3)
 
 
+def test_a_stranger_stays_one_in_a_template_of_known_words(workdir, photos):
+  made = classification.open_classifier(workdir, ["qwxyz", "circle"], ["there is a red {}"])
+  stranger, known = (queries.familiarity for _, queries in made._known)
+  assert stranger == -np.inf and np.isfinite(known)
+  answers, _ = made.classify([image_sources.Folder(photos)], min_probability=0.0)
+  shown = [{x["label"]: x["probability"] for x in answer.fitting} for answer in answers]
+  assert all(x["qwxyz"] == 0 for x in shown) and any(x["circle"] > 0 for x in shown)
+
+
 def test_a_model_that_was_not_evaluated(workdir, photos, labels, tmp_path):
   bare = tmp_path / "bare"
   shutil.copytree(workdir, bare)

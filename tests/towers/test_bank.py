@@ -43,7 +43,10 @@ def made(source):
   images = unit(random.standard_normal((60, DIM)))
   project = unit(random.standard_normal((WIDTH, DIM)).T).T
   encoder = types.SimpleNamespace(
-    fingerprint=lambda: "abc", project_images=lambda x: x, project_text=lambda x: unit(x @ project)
+    fingerprint=lambda: "abc",
+    variables={},
+    project_images=lambda x: x,
+    project_text=lambda x: unit(x @ project),
   )
   return banks.make(encoder, source, {"text": features, "image": images}, size=50), features
 

@@ -77,7 +77,7 @@ def test_batches_hold_the_features_of_the_same_pairs(frozen, table, tower):
   if tower != "both":
     frozen["image" if tower == "text" else "text"].freeze = "none"
   model, variables, tokenizer, source = parts(frozen)
-  tables = features.tables(frozen, model, variables, tokenizer, source)
+  tables = features.tables(frozen, variables, tokenizer, source)
   assert set(tables) == ({"text", "image"} if tower == "both" else {tower})
   plain = list(pipeline.train_batches(source, tokenizer, frozen))
   for n, batch in enumerate(features.batches(source, tokenizer, frozen, tables)):
@@ -124,14 +124,14 @@ def test_training_only_moves_the_projections_as_it_would_without_a_cache(
 def test_other_weights_sizes_or_data_make_another_cache(frozen, tmp_path):
   frozen.data.dir = str(tmp_path)
   model, variables, tokenizer, source = parts(frozen)
-  tables = features.tables(frozen, model, variables, tokenizer, source)
+  tables = features.tables(frozen, variables, tokenizer, source)
   assert len(files(frozen)) == 2
   other = jax.tree.map(lambda x: x + 1e-3, variables)
-  changed = features.tables(frozen, model, other, tokenizer, source)
+  changed = features.tables(frozen, other, tokenizer, source)
   assert len(files(frozen)) == 4
   assert (changed["image"] != tables["image"]).any()
   frozen.image.size = 24
-  features.tables(frozen, model, variables, tokenizer, source)
+  features.tables(frozen, variables, tokenizer, source)
   assert len(files(frozen)) == 5
   validation = pipeline.Source(frozen.data.name, frozen.data.dir, "validation")
   assert validation.fingerprint() != source.fingerprint()
@@ -143,7 +143,7 @@ def test_an_interrupted_table_resumes_where_it_stopped(frozen, tmp_path, monkeyp
   frozen.data.dir = str(tmp_path)
   monkeypatch.setattr(features, "BATCH", 8)
   monkeypatch.setattr(processes, "SHARD", 1)
-  *arguments, source = (frozen, *parts(frozen))
+  _, *arguments, source = parts(frozen)
   if what == "a folder":
     (tmp_path / "photos").mkdir()
     for i in range(24):
@@ -154,7 +154,7 @@ def test_an_interrupted_table_resumes_where_it_stopped(frozen, tmp_path, monkeyp
   name = "mirrored" if what == "mirrored" else "image"
 
   def compute():
-    return features.tables(*arguments, source, towers=("image",))[name]
+    return features.tables(frozen, *arguments, source, towers=("image",))[name]
 
   whole = np.array(compute())
   path = sorted(features.directory(frozen).iterdir(), key=lambda path: len(path.name))[-1]
@@ -187,7 +187,7 @@ def test_an_interrupted_table_resumes_where_it_stopped(frozen, tmp_path, monkeyp
 def test_a_record_shows_its_photo_or_the_mirror_image_unless_its_caption_has_sides(frozen):
   frozen.data.name, frozen.data.views, frozen.steps = "shapes/64", 2, 12  # three epochs
   model, variables, tokenizer, source = parts(frozen)
-  tables = features.tables(frozen, model, variables, tokenizer, source)
+  tables = features.tables(frozen, variables, tokenizer, source)
   (images,) = pipeline.image_batches(source, frozen.image.size, [slice(0, len(source))])
   right = model.apply(variables, images[:, :, ::-1], method="image_features")
   np.testing.assert_allclose(tables["mirrored"], right, rtol=1e-4, atol=1e-5)
@@ -213,11 +213,11 @@ def test_a_record_shows_its_photo_or_the_mirror_image_unless_its_caption_has_sid
 
 def test_distractors_of_a_folder_are_embedded_from_cached_features(frozen, tmp_path):
   frozen.data.dir = str(tmp_path)
-  *rest, source = parts(frozen)
+  model, *rest, source = parts(frozen)
   (tmp_path / "photos").mkdir()
   for i in range(5):
     (tmp_path / "photos" / f"{i}.png").write_bytes(source.image(i))
-  encoder = models.Encoder(frozen, *rest, devices=ONE)
+  encoder = models.Encoder(frozen, model, *rest, devices=ONE)
   folder = image_folder.open_images(str(tmp_path / "photos"))
   tables = features.of(encoder, folder, ("image",))
   assert [f[:13] for f in files(frozen)] == ["images-image-"]
@@ -242,13 +242,13 @@ def test_captions_with_sides(caption, sided):
 
 def test_only_training_sees_mirrored_photos(frozen, tmp_path):
   frozen.data.dir, frozen.data.views = str(tmp_path), 2
-  *rest, source = parts(frozen)
+  model, *rest, source = parts(frozen)
   assert set(features.tables(frozen, *rest, source)) == {"text", "image", "mirrored"}
   mirrored, plain = (name for name in files(frozen) if name.startswith("train-image-"))
   assert mirrored == plain.replace(".npy", "-mirrored.npy")
   validation = pipeline.Source(frozen.data.name, frozen.data.dir, "validation")
   assert set(features.tables(frozen, *rest, validation)) == {"text", "image"}
-  encoder = models.Encoder(frozen, *rest, devices=ONE)
+  encoder = models.Encoder(frozen, model, *rest, devices=ONE)
   assert set(features.of(encoder, source)) == {"text", "image"}
   frozen.data.views = 3
   with pytest.raises(ValueError, match=r"config\.data\.views=3 should be 1 or 2"):
@@ -268,7 +268,7 @@ def test_an_augmented_or_learning_tower_is_not_cached(frozen):
 
 
 def test_without_a_frozen_tower_the_split_is_not_read(config, monkeypatch):
-  *rest, source = parts(config)
+  _, *rest, source = parts(config)
   monkeypatch.setattr(source, "read", None)  # a call would fail
   assert features.tables(config, *rest, source) == {}
 
@@ -276,9 +276,9 @@ def test_without_a_frozen_tower_the_split_is_not_read(config, monkeypatch):
 def test_loss_seed_optimiser_and_head_share_a_cache(frozen, tmp_path):
   frozen.data.dir = str(tmp_path)
   model, variables, tokenizer, source = parts(frozen)
-  features.tables(frozen, model, variables, tokenizer, source)
+  features.tables(frozen, variables, tokenizer, source)
   before = files(frozen)
   frozen.image.learning_rate, frozen.text.trunk = 1.0, 16
   frozen.seed, frozen.loss = 1, "sampled_softmax"
-  features.tables(frozen, model, variables, tokenizer, source)
+  features.tables(frozen, variables, tokenizer, source)
   assert files(frozen) == before

@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 from PIL import ExifTags, Image, ImageOps
 
+from xe_retrieval import config as config_lib
 from xe_retrieval.preparation import image_files
 
 AUGMENTS = ("none", "random_resized_crop")
@@ -49,8 +50,7 @@ class View:
     if isinstance(image, int | View | Views):
       return cls(image) if isinstance(image, int) else image
     if "towers" in image:
-      towers = (image.towers[f"towers_{i}"] for i in range(len(image.towers)))
-      return Views(tuple(cls.of(tower) for tower in towers))
+      return Views(tuple(cls.of(tower) for tower in config_lib.towers(image).values()))
     kind, resample = image.get("resize", "crop"), image.get("resample", "")
     if kind not in ("crop", "shortest", "squash"):
       raise ValueError(f"config.image.resize={kind!r}: expected one of crop, shortest, squash")

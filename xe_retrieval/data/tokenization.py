@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 from etils import epath
 
+from xe_retrieval import config as config_lib
 from xe_retrieval.data import paths
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -25,6 +26,7 @@ class Tokenizer:
 
   def __init__(self, tokenizer, tokens: int, fixed: bool = False):
     self._whole, self.tokens, self.vocab_size = tokenizer, tokens, len(tokenizer)
+    self.each = [self]  # as SideBySide has it
     self.pad = tokenizer.pad_token_id or 0
     self._fixed = fixed  # padding counts: texts are never cut to their length
     self._pieces = getattr(tokenizer, "backend_tokenizer", None)
@@ -93,7 +95,39 @@ class Tokenizer:
         (epath.Path(directory) / file.name).write_bytes(file.read_bytes())
 
 
-def load(path: str, text) -> Tokenizer:
+class SideBySide:
+  """The tokenizers of several text towers: the ids of each, one after the other."""
+
+  def __init__(self, each: list[Tokenizer]):
+    self.each, self.tokens = each, sum(one.tokens for one in each)
+    self.vocab_size = min(one.vocab_size for one in each)  # below it, ids are those of all
+
+  def __call__(self, captions: list[str]) -> np.ndarray:  # -> int32 [n, tokens]
+    return np.concatenate([one(captions) for one in self.each], axis=1)
+
+  def fingerprint(self) -> str:
+    return " ".join(one.fingerprint() for one in self.each)
+
+  def save(self, directory) -> None:
+    """A directory for each, as `load` finds them."""
+    for i, one in enumerate(self.each):
+      one.save(directory / config_lib.tower_name(i))
+
+
+def spans(text) -> list[tuple[int, int]]:
+  """Where the ids of each tower of config.text begin and end in a row of ids."""
+  ends = list(itertools.accumulate(one.tokens for one in config_lib.towers(text).values()))
+  return list(zip([0, *ends], ends, strict=False))
+
+
+def load(path, text) -> Tokenizer | SideBySide:
+  """What `save` wrote to a directory, local or remote, for the towers of config.text."""
+  if "towers" not in text:
+    return of_tower(path, text)
+  return SideBySide([of_tower(path / name, one) for name, one in config_lib.towers(text).items()])
+
+
+def of_tower(path, text) -> Tokenizer:
   """The tokenizer of a pretrained tower: a directory, local or remote, or a Hugging Face id.
 
   `text` is config.text: how many tokens, which id is padding (-1: any) and whether it is pooled.
@@ -104,7 +138,7 @@ def load(path: str, text) -> Tokenizer:
     with tempfile.TemporaryDirectory() as scratch:
       for file in epath.Path(path).iterdir():
         (epath.Path(scratch) / file.name).write_bytes(file.read_bytes())
-      return load(scratch, text)
+      return of_tower(scratch, text)
   try:
     whole = transformers.AutoTokenizer.from_pretrained(path)
   except (OSError, ValueError, ImportError) as e:

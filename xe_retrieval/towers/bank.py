@@ -42,6 +42,7 @@ class Bank:
   texts: np.ndarray  # float32 [C, D], unit norm
   images: np.ndarray  # float32 [I, D], unit norm
   usual: float  # familiarity that all but RARE of the captions reach, among those of other images
+  spread: np.ndarray | None = None  # float32 [W]: of several text towers, what features are over
 
   @functools.cached_property
   def _mean(self):
@@ -74,7 +75,7 @@ class Bank:
     if len(features) > AT_ONCE:
       parts = [self._near(features[i : i + AT_ONCE]) for i in range(0, len(features), AT_ONCE)]
       return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-    cosines = _unit(features - self.centre) @ self.features.T
+    cosines = _centred(features, self.centre, self.spread) @ self.features.T
     k = min(NEAREST, cosines.shape[1])
     rows = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
     values = np.take_along_axis(cosines, rows, axis=1)
@@ -90,6 +91,7 @@ class Bank:
       captions=np.frombuffer("\0".join(self.captions).encode(), np.uint8),
       centre=self.centre,
       usual=self.usual,
+      **({} if self.spread is None else {"spread": self.spread}),
       **{name: getattr(self, name).astype(np.float16) for name in _HALVED},
     )
     paths.write(path, file.getvalue())
@@ -189,7 +191,10 @@ def make(encoder, source, tables=None, size: int = SIZE) -> Bank:
       _squares(source, shown, decoding.View.of(encoder.config.image)), len(shown)
     )
   centre = features.mean(axis=0)
-  centred = _unit(features - centre)
+  # Features of several towers have scales of their own: none should outweigh the others.
+  standard = encoder.variables.get("batch_stats", {}).get("text", {}).get("standard", {})
+  spread = np.asarray(standard["std"]) if standard else None
+  centred = _centred(features, centre, spread)
   bank = Bank(
     encoder.fingerprint(),
     texts,
@@ -198,6 +203,7 @@ def make(encoder, source, tables=None, size: int = SIZE) -> Bank:
     encoder.project_text(features),
     images,
     _usual(centred, record[chosen]),
+    spread,
   )
   # As it is read back, so that what is fitted now is used later.
   half = {n: getattr(bank, n).astype(np.float16).astype(np.float32) for n in _HALVED}
@@ -219,6 +225,7 @@ def read(directory, fingerprint: str) -> Bank | None:
         saved["centre"],
         **{name: saved[name].astype(np.float32) for name in _HALVED},
         usual=float(saved["usual"]),
+        spread=saved.get("spread"),
       )
   except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
     raise ValueError(f"{path} is damaged ({e}); evaluate writes it anew") from e
@@ -256,6 +263,11 @@ def _log_mean_exp(vectors, bank, scale):
 def _joined(vectors, *columns):
   columns = [np.asarray(column, np.float32)[:, None] for column in columns]
   return np.concatenate([vectors, *columns], axis=1)
+
+
+def _centred(features, centre, spread):
+  """[n, W] -> [n, W] of unit norm."""
+  return _unit((features - centre) / (1 if spread is None else spread))
 
 
 def _unit(x):

@@ -4,43 +4,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xe_retrieval.data import decoding
+from xe_retrieval.data import decoding, tokenization
 from xe_retrieval.towers import families
 from xe_retrieval.towers.families import side_by_side
-from xe_retrieval.towers.families.side_by_side import SideBySide, Standard
+from xe_retrieval.towers.families.side_by_side import Ids, SideBySide, Square, Standard
 from xe_retrieval.towers.resnet import PATCH, ResNet
 from xe_retrieval.towers.transformer import Transformer
 
 
 class TextEncoder(nn.Module):
-  """Tokens -> tower -> projection."""
-
-  tower: Transformer
-  embedding_dim: int
-  trunk: int = 0  # see Head
-  dropout: float = 0.0  # of the features
-
-  def setup(self):
-    self.projection = Head(self.embedding_dim, self.trunk, self.dropout)
-
-  def __call__(self, tokens, train=False):  # int32 [B, T] -> float32 [B, D]
-    return self.project(self.features(tokens, train), train)
-
-  def project(self, features, train=False):  # float32 [B, width] -> float32 [B, D]
-    return self.projection(features, train)
-
-  def features(self, tokens, train=False):  # int32 [B, T] -> float32 [B, width]
-    """The input of the projection; constant while the tower is frozen, so it can be cached."""
-    return self.tower(tokens, train)
-
-
-class ImageEncoder(nn.Module):
-  """uint8 pixels -> normalised -> tower -> projection."""
+  """Tokens int32 [B, T] -> tower -> projection."""
 
   tower: ResNet | Transformer | SideBySide
   embedding_dim: int
-  mean: tuple[float, ...]  # per channel, pixels in 0..1
-  std: tuple[float, ...]
   trunk: int = 0  # see Head
   dropout: float = 0.0  # of the features
 
@@ -49,18 +25,28 @@ class ImageEncoder(nn.Module):
     if isinstance(self.tower, SideBySide):
       self.standard = Standard()
 
-  def __call__(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, D]
-    return self.project(self.features(image, train), train)
+  def __call__(self, x, train=False):  # -> float32 [B, D]
+    return self.project(self.features(x, train), train)
 
   def project(self, features, train=False):  # float32 [B, width] -> float32 [B, D]
     if isinstance(self.tower, SideBySide):
       features = self.standard(features)
     return self.projection(features, train)
 
-  def features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, width]
+  def features(self, x, train=False):  # -> float32 [B, width]
     """The input of the projection; constant while the tower is frozen, so it can be cached."""
-    x = (image.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
     return side_by_side.pooled(self.tower(x, train=train))
+
+
+class ImageEncoder(TextEncoder):
+  """The same of uint8 pixels [B, H, W, 3], which are normalised first."""
+
+  mean: tuple[float, ...] = (0.0, 0.0, 0.0)  # per channel, pixels in 0..1
+  std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+  def features(self, x, train=False):  # -> float32 [B, width]
+    x = (x.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
+    return super().features(x, train)
 
 
 class Head(nn.Module):
@@ -133,25 +119,18 @@ class DualEncoder(nn.Module):
 
 def from_config(config):
   """The model of a config whose architecture fields are filled in (see pretrained.configure)."""
-  text, image, several = config.text, config.image, side_by_side.several(config)
-  for alone, _ in side_by_side.each(config):
-    _check(alone)
-  return DualEncoder(
-    text=TextEncoder(
-      _tower(config, "text"),
-      config.embedding_dim,
-      text.get("trunk", 0),
-      text.get("feature_dropout", 0.0),
-    ),
-    image=ImageEncoder(
-      _side_by_side(config) if several else _tower(config, "image"),
-      config.embedding_dim,
-      (0.0, 0.0, 0.0) if several else tuple(image.mean),
-      (1.0, 1.0, 1.0) if several else tuple(image.std),
-      image.get("trunk", 0),
-      image.get("feature_dropout", 0.0),
-    ),
-  )
+
+  def make(kind, encoder, **more):
+    for alone, _ in side_by_side.each(config, encoder):
+      _check(alone, encoder)
+    tower = _side_by_side if side_by_side.several(config, encoder) else _tower
+    head = config[encoder].get("trunk", 0), config[encoder].get("feature_dropout", 0.0)
+    return kind(tower(config, encoder), config.embedding_dim, *head, **more)
+
+  pixels = {}
+  if not side_by_side.several(config, "image"):  # else each has its own
+    pixels = {"mean": tuple(config.image.mean), "std": tuple(config.image.std)}
+  return DualEncoder(make(TextEncoder, "text"), make(ImageEncoder, "image", **pixels))
 
 
 def feature_widths(config) -> dict[str, int]:
@@ -167,32 +146,34 @@ def _tower(config, encoder):
   return tower.clone(frozen=_frozen_parts(config, encoder, tower.parts()))
 
 
-def _side_by_side(config):
-  """The towers of config.image.towers, all of them frozen."""
-  if config.image.freeze != "all":
+def _side_by_side(config, encoder):
+  """The towers of config.text.towers or config.image.towers, all of them frozen."""
+  if (freeze := config[encoder].freeze) != "all":
     raise ValueError(
-      f"config.image.freeze={config.image.freeze!r}: several towers side by side can only be 'all'"
+      f"config.{encoder}.freeze={freeze!r}: several towers side by side can only be 'all'"
     )
-  alone = [one for one, _ in side_by_side.each(config)]
-  return SideBySide(
-    tuple(_tower(one, "image") for one in alone),
-    decoding.View.of(config.image).spans,
-    tuple(tuple(one.image.mean) for one in alone),
-    tuple(tuple(one.image.std) for one in alone),
-  )
+  alone = [one for one, _ in side_by_side.each(config, encoder)]
+  if encoder == "text":
+    inputs = [Ids(*span) for span in tokenization.spans(config.text)]
+  else:
+    spans = decoding.View.of(config.image).spans
+    pixels = [(tuple(one.image.mean), tuple(one.image.std)) for one in alone]
+    inputs = [Square(*span, *own) for span, own in zip(spans, pixels, strict=True)]
+  return SideBySide(tuple(_tower(one, encoder) for one in alone), tuple(inputs))
 
 
-def _check(config):
+def _check(config, encoder):
   """ValueError for a field that no tower can have; of those that its family reads."""
-  text, image = config.text, config.image
-  resnet = families.of(config, "image").name == "resnet"
-  for name in ("text",) if resnet else ("text", "image"):
-    width, heads = config[name].width, config[name].heads
+  image, family = config.image, families.of(config, encoder).name
+  if family != "resnet":
+    width, heads = config[encoder].width, config[encoder].heads
     if width % heads:
-      raise ValueError(f"config.{name}.width={width} is not divisible by heads={heads}")
-  if families.of(config, "text").name not in ("clip", "siglip"):  # which pool in their own way
-    _one_of(text, "pooling", "cls", "mean", of="text.")
-  if not resnet:
+      raise ValueError(f"config.{encoder}.width={width} is not divisible by heads={heads}")
+  if encoder == "text":
+    if family not in ("clip", "siglip"):  # which pool in their own way
+      _one_of(config.text, "pooling", "cls", "mean", of="text.")
+    return
+  if family != "resnet":
     if image.get("pooling", ""):
       _one_of(image, "pooling", "cls", "mean", "cls_mean", "attention", of="image.")
     if any(not 1 <= layer <= image.blocks for layer in image.get("layers", ())):
@@ -212,7 +193,7 @@ def _check(config):
 
 def init(config, model):
   """Parameters and BatchNorm statistics drawn from config.seed."""
-  tokens = jnp.zeros([1, config.text.tokens], jnp.int32)
+  tokens = jnp.zeros([1, tokenization.spans(config.text)[-1][1]], jnp.int32)
   image = jnp.zeros([1, *decoding.View.of(config.image).shape], jnp.uint8)
   return jax.jit(model.init)(jax.random.PRNGKey(config.seed), tokens, image)
 

@@ -1,14 +1,15 @@
 """An exported model: a directory that other programs can use, and that reads back as a model.
 
 text/, image/            Hugging Face directories of the towers, for transformers' own classes; of
-                         several towers side by side image/towers_0/, image/towers_1/, …
+                         several towers side by side text/towers_0/, text/towers_1/, …
 dual/                    only of a CLIP (and of a SigLIP whose projections were not trained): the
                          whole model as one, for CLIPModel or SiglipModel
 projections.safetensors  the two matrices into the common space, "text.weight", "image.weight";
                          with a trunk before them, also "text.trunk_norm.weight" and so on; of
                          several towers "image.standard.mean" and ".std" of their features
 text.jax, image.jax      jax.export functions, weights inside: int32 [B, T] or uint8 [B, H, W, 3]
-                         -> float32 [B, D] of unit norm; need jax alone, for any batch size B
+                         -> float32 [B, D] of unit norm; need jax alone, for any batch size B. The
+                         ids of several text towers lie one after the other
 config.json, README.md   the training config, and how to use each part
 """
 
@@ -80,9 +81,10 @@ def write(encoder, out) -> None:
 
 def _write_tokenizer(encoder, directory):
   encoder.tokenizer.save(directory)
-  tokenizer = directory / "tokenizer_config.json"
-  length = {"model_max_length": encoder.config.text.tokens}
-  _write_json(tokenizer, json.loads(tokenizer.read_text()) | length)
+  for name, text in config_lib.towers(encoder.config.text).items():
+    tokenizer = directory / name / "tokenizer_config.json"
+    length = {"model_max_length": text.tokens}
+    _write_json(tokenizer, json.loads(tokenizer.read_text()) | length)
 
 
 def _dual(config, model, variables):
@@ -94,6 +96,8 @@ def _dual(config, model, variables):
   params = variables["params"]
   heads = {name: params[name]["projection"] for name in ("text", "image")}
   if kind not in kinds or families.of(config, "image").name != kind:
+    return None
+  if any(side_by_side.several(config, name) for name in heads):
     return None
   if any(set(head) != {"kernel"} for head in heads.values()):  # a trunk
     return None
@@ -142,6 +146,7 @@ def read(path):
 _HEADS = (
   ("params", "text", "projection"),
   ("params", "image", "projection"),
+  ("batch_stats", "text", "standard"),
   ("batch_stats", "image", "standard"),
 )
 
@@ -171,7 +176,7 @@ def _read_head(file, name, part, like):
 
 
 def _tensor_name(name, part, path):
-  """text, projection, (trunk_in, kernel) -> text.trunk_in.weight; image.standard.mean."""
+  """text, projection, (trunk_in, kernel) -> text.trunk_in.weight; text.standard.mean."""
   if part == "standard":
     return ".".join([name, part, *path])
   return ".".join([name, *path[:-1], LEAVES[path[-1]]])
@@ -212,9 +217,13 @@ def functions(config, model, variables) -> dict:
 
   pixels = decoding.View.of(config.image).shape
   return {
-    "text": (embedding("embed_text"), (config.text.tokens,), jnp.int32),
+    "text": (embedding("embed_text"), (_tokens(config),), jnp.int32),
     "image": (embedding("embed_image"), pixels, jnp.uint8),
   }
+
+
+def _tokens(config):
+  return tokenization.spans(config.text)[-1][1]
 
 
 def _readme(config, at):
@@ -222,8 +231,10 @@ def _readme(config, at):
   head = "x @ weight.T of projections.safetensors"
   if config.text.get("trunk", 0) or config.image.get("trunk", 0):
     head = "x + trunk_out(gelu(trunk_in(trunk_norm(x)))) (gelu by tanh, norm with 1e-6), " + head
-  if side_by_side.several(config):
-    head = "images: features one after the other, less standard.mean, over standard.std; " + head
+  several = [name for name in ("text", "image") if side_by_side.several(config, name)]
+  if several:
+    what = f"{' and '.join(several)}: features one after the other, less standard.mean, over"
+    head = f"{what} standard.std; {head}"
   lines = []
   for name, alone, place in side_by_side.towers(config):
     tower, directory = (
@@ -251,7 +262,7 @@ import xe_retrieval  # everything, preprocessing included
 model = xe_retrieval.load("this directory")
 model.embed_text(["two dogs on a beach"]) @ model.embed_images(["a.jpg"]).T
 
-import jax  # jax alone: int32 [B, {config.text.tokens}] or uint8 [B, {height}, {width}, 3] in
+import jax  # jax alone: int32 [B, {_tokens(config)}] or uint8 [B, {height}, {width}, 3] in
 embed_text = jax.export.deserialize(open("text.jax", "rb").read()).call
 
 # PyTorch: tokenizer(captions, padding=True, truncation=True); then {head}, then unit norm

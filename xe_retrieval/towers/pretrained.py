@@ -38,34 +38,29 @@ def configure(config):
     if config.get("pretrained", ""):
       config.text.pretrained = config.image.pretrained = config.pretrained
       config.update(_dual_fields(locate(config.text), config.scale))
-    if side_by_side.sources(config.text.pretrained):
-      raise ValueError(
-        f"config.text.pretrained={config.text.pretrained!r} names several towers, which only "
-        "config.image.pretrained can"
-      )
-    if config.text.pretrained:
-      config.text.update(text_fields(locate(config.text)))
-    if found := side_by_side.sources(config.image.pretrained):
-      config.image.towers = _several(config, found)
-    elif config.image.pretrained:
-      config.image.update(image_fields(locate(config.image)))
+    for encoder, fields in FIELDS.items():
+      if found := side_by_side.sources(config[encoder].pretrained):
+        config[encoder].towers = _several(config, encoder, found)
+      elif config[encoder].pretrained:
+        config[encoder].update(fields(locate(config[encoder])))
   check(config)
   return config
 
 
 def check(config) -> None:
   """ValueError if fields that the towers do not bring do not fit them."""
-  if side_by_side.several(config) and config.get("data", {}).get("augment", "none") != "none":
+  augmented = config.get("data", {}).get("augment", "none") != "none"
+  if augmented and side_by_side.several(config, "image"):
     raise ValueError(
-      "several towers side by side need config.data.augment='none': their features are cached"
+      "several image towers side by side need config.data.augment='none': their features are cached"
     )
-  if config.text.pretrained:
-    tokens = families.of(config, "text").tower(config.text, 0, jnp.float32, False).embeddings
-    if config.text.tokens > tokens.room:
-      raise ValueError(
-        f"config.text.tokens={config.text.tokens}, but {config.text.pretrained} knows "
-        f"{tokens.room} positions"
-      )
+  for alone, _ in side_by_side.each(config, "text"):
+    if (text := alone.text).pretrained:
+      tokens = families.of(alone, "text").tower(text, 0, jnp.float32, False).embeddings
+      if text.tokens > tokens.room:
+        raise ValueError(
+          f"config.text.tokens={text.tokens}, but {text.pretrained} knows {tokens.room} positions"
+        )
 
 
 def locate(tower):
@@ -125,7 +120,14 @@ def stock(config):
   """`stock_config` -> model, variables, tokenizer."""
   model = dual_encoder.from_config(config)
   variables = load(config, jax.eval_shape(lambda: dual_encoder.init(config, model)))
-  return model, variables, tokenization.load(locate(config.text), config.text)
+  return model, variables, tokenizer(config)
+
+
+def tokenizer(config):
+  """That of config.text.pretrained."""
+  each = [alone.text for alone, _ in side_by_side.each(config, "text")]
+  found = [tokenization.of_tower(locate(text), text) for text in each]
+  return tokenization.SideBySide(found) if side_by_side.several(config, "text") else found[0]
 
 
 def is_dual(path) -> bool:
@@ -163,27 +165,34 @@ def image_fields(path):
   return found if found["family"] == "resnet" else found | _resizing(theirs, preprocessor)
 
 
-def _several(config, sources):
-  """config.image.towers: {name: fields of a tower}, in the order of `sources`."""
-  layers = config.image.get("layers", ()) or ((),) * len(sources)
-  if len(layers) != len(sources) or not all(isinstance(one, tuple) for one in layers):
-    raise ValueError(
-      f"config.image.layers={layers}: expected a tuple for each of the {len(sources)} towers of "
-      "config.image.pretrained, such as ((), (9, 10))"
-    )
-  revisions = (config.image.get("revision", "") or "," * (len(sources) - 1)).split(",")
+FIELDS = {"text": text_fields, "image": image_fields}
+
+
+def _several(config, encoder, sources):
+  """config.text.towers or config.image.towers: {name: fields of a tower}, as in `sources`."""
+  given, count = (
+    config[encoder],
+    f"each of the {len(sources)} towers of config.{encoder}.pretrained",
+  )
+  revisions = (given.get("revision", "") or "," * (len(sources) - 1)).split(",")
   if len(revisions) != len(sources):
     raise ValueError(
-      f"config.image.revision={config.image.revision!r}: expected one for each of the "
-      f"{len(sources)} towers of config.image.pretrained, such as 'v1,v2'"
+      f"config.{encoder}.revision={given.revision!r}: expected one for {count}, such as 'v1,v2'"
     )
-  found = {}
-  for i, (source, revision, chosen) in enumerate(zip(sources, revisions, layers, strict=True)):
-    fields = {"size": config.image.size, "mean": config.image.mean, "std": config.image.std}
-    fields |= image_fields(weight_files.locate(source, revision))
-    fields |= {"pretrained": source, "revision": revision, "layers": tuple(chosen)}
-    found[side_by_side.name(i)] = fields
-  return found
+  found = [
+    FIELDS[encoder](weight_files.locate(source, revision))
+    | {"pretrained": source, "revision": revision}
+    for source, revision in zip(sources, revisions, strict=True)
+  ]
+  if encoder == "image":
+    usual = {name: given[name] for name in ("size", "mean", "std")}
+    layers = given.get("layers", ()) or ((),) * len(sources)
+    if len(layers) != len(sources) or not all(isinstance(one, tuple) for one in layers):
+      raise ValueError(
+        f"config.image.layers={layers}: expected a tuple for {count}, such as ((), (9, 10))"
+      )
+    found = [usual | one | {"layers": own} for one, own in zip(found, layers, strict=True)]
+  return {config_lib.tower_name(i): one for i, one in enumerate(found)}
 
 
 def _fields(encoder, file):

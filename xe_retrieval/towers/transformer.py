@@ -46,7 +46,8 @@ class Transformer(nn.Module):
   def __call__(self, inputs, train=False):
     """int32 [B, T] or float32 [B, H, W, 3] -> float32 [B, feature_width()]."""
     x, mask, bias = self.embeddings(inputs, train and self.frozen < 1)
-    x = jax.lax.stop_gradient(x) if self.frozen == 1 else x
+    if self.frozen:  # MPNet's bias goes into every layer
+      x, bias = jax.lax.stop_gradient((x, bias))
     query, at = self._token(inputs)
     layer = nn.remat(Layer, static_argnums=(5,)) if self.remat else Layer
     found = []

@@ -38,41 +38,42 @@ def cacheable(config) -> set[str]:
 
 
 def tables(
-  config, model, variables, tokenizer, source, towers=("image", "text"), views=None
+  config, variables, tokenizer, source, towers=("image", "text"), views=None
 ) -> dict[str, np.ndarray]:
   """The cached features of a split, memory-mapped: `image` by record, `text` by caption.
 
   With `views` = 2, by default config.data.views, the train split also has `mirrored`: the features
-  of its mirrored photos, by record.
+  of its mirrored photos, by record. Of several towers side by side, each is cached as if it was
+  the only one.
   """
   out, cached = {}, cacheable(config)
   views = views or _views(config, cached)
-  if side_by_side.several(config) and "image" in cached & set(towers):
-    out = _side_by_side(config, variables, tokenizer, source, views)
-    towers = set(towers) - {"image"}
   wanted = sorted(cached & set(towers))
   fingerprint = source.fingerprint() if wanted else ""
-  for tower in wanted:
-    key = _key(config, variables, tokenizer, fingerprint, tower)
-    compute = functools.partial(_compute, config, model, variables, tokenizer, source, tower)
-    stem = directory(config) / f"{source.split}-{tower}-{key}"
-    out[tower] = _cached(stem.with_suffix(".npy"), compute)
-    if tower == "image" and views == 2 and source.split == "train":
-      out["mirrored"] = _cached(
-        stem.with_name(f"{stem.name}-mirrored.npy"), functools.partial(compute, mirrored=True)
-      )
+  for encoder in wanted:
+    found = []
+    for i, (alone, place) in enumerate(side_by_side.each(config, encoder)):
+      own = side_by_side.take(variables, encoder, place)
+      own = {collection: {encoder: {"tower": tree}} for collection, tree in own.items()}
+      words = tokenizer.each[i] if encoder == "text" else None
+      found.append(_of_tower(alone, own, words, source, fingerprint, encoder, views))
+    out |= {
+      name: found[0][name] if len(found) == 1 else Joined([one[name] for one in found])
+      for name in found[0]
+    }
   return out
 
 
-def _side_by_side(config, variables, tokenizer, source, views):
-  """The image tables of several towers, each cached as if it was the only one."""
-  found = []
-  for alone, place in side_by_side.each(config):
-    own = side_by_side.take(variables, "image", place)
-    own = {collection: {"image": {"tower": tree}} for collection, tree in own.items()}
-    model = dual_encoder.from_config(alone)
-    found.append(tables(alone, model, own, tokenizer, source, ("image",), views))
-  return {name: Joined([of_tower[name] for of_tower in found]) for name in found[0]}
+def _of_tower(config, variables, tokenizer, source, fingerprint, tower, views):
+  """`tables` of a single tower, "text" or "image"."""
+  key = _key(config, variables, tokenizer, fingerprint, tower)
+  compute = functools.partial(_compute, config, variables, tokenizer, source, tower)
+  stem = directory(config) / f"{source.split}-{tower}-{key}"
+  out = {tower: _cached(stem.with_suffix(".npy"), compute)}
+  if tower == "image" and views == 2 and source.split == "train":
+    mirrored = stem.with_name(f"{stem.name}-mirrored.npy")
+    out["mirrored"] = _cached(mirrored, functools.partial(compute, mirrored=True))
+  return out
 
 
 class Joined:
@@ -88,10 +89,16 @@ class Joined:
     return np.concatenate([np.asarray(table[rows]) for table in self._tables], axis=-1)
 
 
-def standardised(config, variables, table) -> dict:
+def standardised(config, variables, tables) -> dict:
   """Variables in which several towers side by side know mean and deviation of their features."""
-  if not side_by_side.several(config):
-    return variables
+  stats = dict(variables.get("batch_stats", {}))
+  for encoder in ("text", "image"):
+    if side_by_side.several(config, encoder):
+      stats[encoder] = stats[encoder] | {"standard": _standard(tables[encoder])}
+  return variables | {"batch_stats": stats} if stats else variables
+
+
+def _standard(table):  # [n, width] -> {"mean": float32 [width], "std": float32 [width]}
   total = squares = 0.0
   for start in range(0, len(table), AT_ONCE):
     part = table[start : start + AT_ONCE].astype(np.float64)
@@ -99,16 +106,12 @@ def standardised(config, variables, table) -> dict:
   mean = total / len(table)
   std = np.sqrt(np.maximum(squares / len(table) - mean**2, 0))
   std = np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1)  # a feature that never changes
-  standard = {"mean": mean.astype(np.float32), "std": std.astype(np.float32)}
-  stats = variables["batch_stats"]
-  image = stats["image"] | {"standard": standard}
-  return variables | {"batch_stats": stats | {"image": image}}
+  return {"mean": mean.astype(np.float32), "std": std.astype(np.float32)}
 
 
 def of(encoder, source, towers=("image", "text")) -> dict[str, np.ndarray]:
   """`tables` for a trained model, which never sees mirrored photos."""
-  model = dual_encoder.from_config(encoder.config)
-  return tables(encoder.config, model, encoder.variables, encoder.tokenizer, source, towers, 1)
+  return tables(encoder.config, encoder.variables, encoder.tokenizer, source, towers, 1)
 
 
 def batches(source, tokenizer, config, tables, start=0, process=0, processes=1):
@@ -183,9 +186,9 @@ def _anyone_lacks(path):
   return "" in processes.exchange("features", "here" if path.exists() else "")
 
 
-def _compute(config, model, variables, tokenizer, source, tower, path, mirrored=False):
+def _compute(config, variables, tokenizer, source, tower, path, mirrored=False):
   """Writes float32 [records or captions, width]; all processes and their devices share the work."""
-  mesh = mesh_lib.make(jax.local_devices())
+  model, mesh = dual_encoder.from_config(config), mesh_lib.make(jax.local_devices())
   rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
   run = jax.jit(
     lambda v, x: model.apply(v, x, method=f"{tower}_features"),

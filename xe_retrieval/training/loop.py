@@ -41,12 +41,9 @@ def train(
     variables = jax.device_get(pretrained.load(config, dual_encoder.init(config, built.model)))
   else:  # the checkpoint has the weights: they are not fetched again
     variables = _frozen_towers(config, state, mesh)
-  tables = {
-    s.split: features.tables(config, built.model, variables, tokenizer, s)
-    for s in (source, validation)
-  }
+  tables = {s.split: features.tables(config, variables, tokenizer, s) for s in (source, validation)}
   if state is None:
-    variables = features.standardised(config, variables, tables["train"].get("image"))
+    variables = features.standardised(config, variables, tables["train"])
     state = step.init(config, variables, built.optimizer, mesh)
   del variables
   start = int(state.step)
@@ -138,8 +135,10 @@ def prepare(config, mesh, workdir=None):
     source = pipeline.Source(config.data.name, config.data.dir, "train")
     validation = pipeline.Source(config.data.name, config.data.dir, "validation")
   if config.text.pretrained:
-    path = pretrained.locate(config.text) if known is None else workdir / "tokenizer"
-    tokenizer = tokenization.load(path, config.text)
+    if known is None:
+      tokenizer = pretrained.tokenizer(config)
+    else:
+      tokenizer = tokenization.load(workdir / "tokenizer", config.text)
   else:
     tokenizer = tokenization.train(
       source.captions().flat, config.text.vocab_size, config.text.tokens

@@ -45,14 +45,17 @@ class Classifier:
     self._known = [self._describe(i, texts[i], features) for i in range(len(texts))]
 
   def _describe(self, i, captions, features):
-    """What a label's captions mean, as search takes them: by words or as captions; Queries of 1."""
+    """What a label's captions mean, as search takes them: by words or as captions; Queries of 1.
+
+    Its own words count: those of a template are known, whatever is put into it.
+    """
     if self.calibration is None:
       return None
     one, calibration = slice(i, i + 1), self.calibration
     if all(map(calibration.are_words, captions)):
-      known = calibration.vocabulary.describe(captions[:1], self._vectors[one])
+      known = calibration.vocabulary.describe(self.labels[one], self._vectors[one])
       return calibration.words, known
-    known = calibration.queries(captions[:1], self._vectors[one], features[one])
+    known = calibration.queries(self.labels[one], self._vectors[one], features[one])
     return calibration.best, known
 
   def classify(self, sources, min_probability=None, threshold=None):

@@ -1,31 +1,56 @@
-"""Several frozen image towers side by side: each sees pixels of its own, features are joined.
+"""Several frozen towers side by side: each has an input of its own, features are joined.
 
-config.image.pretrained names them ("a,b", or a tuple); pretrained.configure puts what it finds of
-each under config.image.towers. The features of each are cached as if it were the only tower.
+config.text.pretrained or config.image.pretrained names them ("a,b", or a tuple);
+pretrained.configure puts what it finds of each under config.text.towers or config.image.towers.
+The features of each are cached as if it were the only tower.
 """
 
+import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from xe_retrieval import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Ids:
+  """The columns of one text tower in the ids of all."""
+
+  start: int
+  stop: int
+
+  def __call__(self, tokens):  # int32 [B, all] -> int32 [B, T]
+    return tokens[:, self.start : self.stop]
+
+
+@dataclasses.dataclass(frozen=True)
+class Square:
+  """The pixels of one image tower in squares below each other, normalised."""
+
+  top: int
+  size: int
+  mean: tuple[float, ...]  # per channel, pixels in 0..1
+  std: tuple[float, ...]
+
+  def __call__(self, pixels):  # float32 [B, H, W, 3] in 0..1 -> float32 [B, size, size, 3]
+    own = pixels[:, self.top : self.top + self.size, : self.size]
+    return (own - jnp.array(self.mean)) / jnp.array(self.std)
+
 
 class SideBySide(nn.Module):
-  """Squares below each other -> the features of all towers, one after the other."""
+  """What all towers see -> the features of each, one after the other."""
 
   towers: tuple[nn.Module, ...]
-  spans: tuple[tuple[int, int], ...]  # of each tower's square: its first row, and its size
-  means: tuple[tuple[float, ...], ...]  # per tower and channel, pixels in 0..1
-  stds: tuple[tuple[float, ...], ...]
+  inputs: tuple[Callable, ...]  # what of it each tower sees: Ids or Square
 
-  def __call__(self, x, train=False):  # float32 [B, H, W, 3] in 0..1 -> float32 [B, widths]
-    each = zip(self.towers, self.spans, self.means, self.stds, strict=True)
-    features = []
-    for tower, (top, size), mean, std in each:
-      y = (x[:, top : top + size, :size] - jnp.array(mean)) / jnp.array(std)
-      features.append(pooled(tower(y, train=False)))
+  def __call__(self, x, train=False):  # -> float32 [B, widths]
+    each = zip(self.towers, self.inputs, strict=True)
+    features = [pooled(tower(own(x), train=False)) for tower, own in each]
     return jax.lax.stop_gradient(jnp.concatenate(features, axis=-1))
 
   @property
@@ -33,14 +58,14 @@ class SideBySide(nn.Module):
     return len(self.towers)
 
   def parts(self):
-    return [name(i) for i in range(len(self.towers))]
+    return [config_lib.tower_name(i) for i in range(len(self.towers))]
 
   def feature_width(self):
     return sum(tower.feature_width() for tower in self.towers)
 
 
 class Standard(nn.Module):
-  """Features of mean 0 and variance 1 over the training images, so that no tower drowns another."""
+  """Features of mean 0 and variance 1 over the training split, so that no tower drowns another."""
 
   @nn.compact
   def __call__(self, x):  # [B, width] -> [B, width]
@@ -54,13 +79,8 @@ def pooled(x):  # [B, width] or a feature map [B, H, W, width] -> float32 [B, wi
   return x.mean((1, 2)) if x.ndim == 4 else x
 
 
-def name(i):
-  """Of tower number i, in config.image.towers and among the parameters."""
-  return f"towers_{i}"
-
-
 def sources(pretrained) -> list[str]:
-  """The towers that config.image.pretrained names; [] where it is a single one, or none."""
+  """The towers that `pretrained` names; [] where it is a single one, or none."""
   if isinstance(pretrained, str):
     if "," not in pretrained or pathlib.Path(pretrained).expanduser().exists():
       return []
@@ -68,27 +88,21 @@ def sources(pretrained) -> list[str]:
   return [source for source in pretrained if source]
 
 
-def several(config) -> bool:
-  return "towers" in config.image
+def several(config, encoder) -> bool:
+  return "towers" in config[encoder]
 
 
-def each(config, encoder="image") -> list[tuple[ConfigDict, tuple[str, ...]]]:
+def each(config, encoder) -> list[tuple[ConfigDict, tuple[str, ...]]]:
   """[(config as if there was only this tower, its place below `tower` in the variables)]."""
-  if encoder == "text" or not several(config):
+  if not several(config, encoder):
     return [(config, ())]
-  return [(_alone(config, name(i)), (name(i),)) for i in range(len(config.image.towers))]
+  own = config_lib.towers(config[encoder])
+  return [(ConfigDict(config.to_dict() | {encoder: own[name]}), (name,)) for name in own]
 
 
 def towers(config) -> list[tuple[str, ConfigDict, tuple[str, ...]]]:
   """The same of both encoders, with the name of the encoder first."""
   return [(encoder, *one) for encoder in ("text", "image") for one in each(config, encoder)]
-
-
-def _alone(config, tower):
-  fields = config.to_dict()
-  towers = fields["image"].pop("towers")
-  fields["image"] |= towers[tower]
-  return ConfigDict(fields)
 
 
 def take(variables, encoder, place) -> dict:
