@@ -14,7 +14,7 @@ setup(
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   packages=find_packages(include=["xe_retrieval", "xe_retrieval.*"]),
-  package_data={"xe_retrieval": [f"{d}/*.{e}" for d in ("report", "serving") for e in _PAGES]},
+  package_data={"xe_retrieval": [f"{d}/*.{e}" for d in ("report", "serving/page") for e in _PAGES]},
   python_requires=">=3.11",
   install_requires=[
     "absl-py>=2.1",
@@ -39,6 +39,7 @@ setup(
     "optax>=0.2.5",
     "orbax-checkpoint>=0.12,<0.13",
     "pillow>=10.3",
+    "prometheus-client>=0.20",
     "pydantic>=2.7",
     "safetensors>=0.5",
     "scann[tf]>=1.4.2,<1.5",
