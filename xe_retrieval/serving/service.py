@@ -176,6 +176,7 @@ class Service:
       if (signature := self._signature()) != self._seen:
         self._seen = signature
         await loop.run_in_executor(self._pool, self._reload)
+        self._seen[1:] = self._signature()[1:]  # of the workdir of the new model
 
   def _reload(self):
     try:
