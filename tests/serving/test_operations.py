@@ -126,6 +126,7 @@ def test_another_model_is_warm_before_it_serves(index, photos, model, tmp_path):
       time.sleep(0.02)
     assert service.searcher.model._encoders.cache_info().currsize >= 7  # 1, 2, 4, … 64
     # A picture is known to the model that embedded it: the page sends it again.
+    client = Client(port)  # the other connection may have been idle for too long
     assert client(f"/api/search?like={like}")[0] == 404
     assert client("/metrics")[2].decode().find("xe_reloads_total 1.0") > 0
 
