@@ -60,6 +60,8 @@ setup(
       "gcp-storage-emulator>=2026.7",
       "gcsfs>=2026.1",
       "hypothesis>=6.100",
+      "ipykernel>=6.29",
+      "nbclient>=0.10",
       "playwright>=1.50",
       "pytest>=8",
       "pytest-xdist>=3.5",

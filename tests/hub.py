@@ -21,9 +21,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
     parts = urllib.parse.urlparse(self.path).path.strip("/").split("/")
     if parts == ["api", "repos", "create"]:
       asked = json.loads(body)
-      name = "/".join(filter(None, [asked.get("organization"), asked["name"]]))
+      name = f"{asked.get('organization') or 'me'}/{asked['name']}"
       self.repositories.setdefault(name, [("0" * 40, {})])
       return self._json({"url": f"{self._address()}/{name}", "name": name})
+    if parts == ["api", "validate-yaml"]:  # of the model card
+      return self._json({"errors": [], "warnings": []})
     name = "/".join(parts[2:4])
     if parts[4] == "preupload":
       files = json.loads(body)["files"]
@@ -43,6 +45,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
   def do_GET(self):
     parts = urllib.parse.unquote(urllib.parse.urlparse(self.path).path).strip("/").split("/")
+    if parts == ["api", "whoami-v2"]:
+      return self._json({"name": "me", "type": "user", "orgs": []})
     if parts[:2] == ["api", "models"]:
       name, revision = "/".join(parts[2:4]), parts[5] if len(parts) > 5 else "main"
       found = self._at(name, revision)

@@ -305,7 +305,8 @@ def test_busy_reloaded_and_locked_servers(page, index, photos, model, workdir):
     expect(page.locator("#status")).to_contain_text("of 30 images")
     draw(photos, [100])
     update.update_index(index, model, workdir, [image_sources.Folder(photos)])
-    page.wait_for_timeout(500)
+    while len(service.searcher.collection) == 30:
+      page.wait_for_timeout(50)
     page.locator("#query").fill("a blue circle")
     expect(page.locator("#status")).to_contain_text("of 31 images")
 

@@ -10,7 +10,7 @@ from xe_retrieval.calibration import artifact
 from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.search import asking, filters
 
-CURVE = 121  # scores at which a query's images are counted
+CURVE = 201  # scores at which a query's images are counted
 OTHERS = 40  # captions whose curves are shown beside it
 
 

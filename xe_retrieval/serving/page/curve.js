@@ -2,7 +2,7 @@
 
 import { $, number } from "./words.js";
 
-const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [680, 320, 52, 40, 12];
+const [LEFT, BOTTOM, TOP] = [52, 40, 12];
 
 function shape(tag, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -13,6 +13,8 @@ function shape(tag, attributes, text) {
 
 /** Draws it; `threshold` is the score that results need, or null. */
 export function draw(curve, threshold) {
+  const WIDTH = $("plot").clientWidth || 680; // one unit is one pixel: labels stay readable
+  const HEIGHT = Math.max(240, 0.45 * WIDTH);
   const lines = [curve.images, ...curve.others];
   // Only the scores at which something changes for any of the lines.
   const changes = curve.scores.map((_, i) => lines.some((l) => l[i] < curve.images_in_all && l[i] > 0));
@@ -31,8 +33,9 @@ export function draw(curve, threshold) {
     parts.push(shape("line", { class: "rule", x1: LEFT, x2: WIDTH - 12, y1: at, y2: at }));
     parts.push(shape("text", { class: "tick", x: LEFT - 8, y: at + 4, "text-anchor": "end" }, number(10 ** power)));
   }
-  for (let score = Math.ceil(low * 10) / 10; score <= high + 1e-9; score += 0.1) {
-    parts.push(shape("text", { class: "tick", x: x(score), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, score.toFixed(1)));
+  const step = [0.05, 0.1, 0.2, 0.5].find((size) => (high - low) / size * 44 < WIDTH - LEFT) ?? 1;
+  for (let score = Math.ceil(low / step) * step; score <= high + 1e-9; score += step) {
+    parts.push(shape("text", { class: "tick", x: x(score), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, score.toFixed(step < 0.1 ? 2 : 1)));
   }
   parts.push(shape("text", { class: "tick", x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "score"));
   for (const other of curve.others) parts.push(shape("path", { class: "hair", d: path(other) }));

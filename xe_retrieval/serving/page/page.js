@@ -259,12 +259,12 @@ async function showCurve() {
   try {
     const curve = await request(`api/curve?${new URLSearchParams({ q: shownFor })}`);
     const threshold = curve.thresholds ? curve.thresholds[Math.round(100 * wanted()) - 1] : wanted();
+    $("curve").showModal(); // drawn as wide as it is shown
     curves.draw(curve, threshold);
     $("curve-words").textContent = `“${shownFor}”`;
     $("curve-note").textContent = `Each line is one query: how many of ${number(about.images)} images have at least `
       + `a score. Blue is yours${curve.others.length ? ", grey are captions that the model knows" : ""}; `
       + `the dashed line is what results need now, ${threshold.toFixed(2)}.`;
-    $("curve").showModal();
   } catch (error) {
     $("status").textContent = error.message;
   }
