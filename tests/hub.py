@@ -62,6 +62,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         )
       siblings = [{"rfilename": path} for path in files]
       return self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
+    if len(parts) < 5:  # what the library asks for beside models
+      return self._send(404, b"", {})
     name, revision, path = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
     found = self._at(name, revision)
     if not found:

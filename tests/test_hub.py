@@ -10,8 +10,7 @@ from tests.conftest import ROOT
 from tests.search.conftest import *  # noqa: F403 a tiny model with a calibration
 
 LOAD = """
-import json, sys, numpy as np, xe_retrieval
-from xe_retrieval.calibration import artifact
+import json, sys, xe_retrieval
 vectors = []
 for revision in ("", sys.argv[1]):
   model = xe_retrieval.load("me/shapes", revision=revision)

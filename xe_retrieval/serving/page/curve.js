@@ -35,7 +35,7 @@ export function draw(curve, threshold) {
   }
   const step = [0.05, 0.1, 0.2, 0.5].find((size) => (high - low) / size * 44 < WIDTH - LEFT) ?? 1;
   for (let score = Math.ceil(low / step) * step; score <= high + 1e-9; score += step) {
-    parts.push(shape("text", { class: "tick", x: x(score), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, score.toFixed(step < 0.1 ? 2 : 1)));
+    parts.push(shape("text", { class: "tick", x: x(score), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, (Math.abs(score) < 1e-9 ? 0 : score).toFixed(step < 0.1 ? 2 : 1)));
   }
   parts.push(shape("text", { class: "tick", x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "score"));
   for (const other of curve.others) parts.push(shape("path", { class: "hair", d: path(other) }));
