@@ -177,7 +177,9 @@ def picture_cut(threshold=None, guarantee=False, **asked) -> Cut:
 
 
 def _shown(probabilities) -> list[float]:
-  return [_rounded(p, np.floor) for p in probabilities]
+  """Rounded down; what has no more digits stays as it is."""
+  floor = np.floor(np.round(np.asarray(probabilities, float) * 10**DIGITS, 5))
+  return np.round(floor / 10**DIGITS, DIGITS).tolist()
 
 
 def _rounded(x, towards) -> float:
