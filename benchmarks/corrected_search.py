@@ -49,11 +49,11 @@ def main():
       for turn in range(ROUNDS):
         asked = serve.queries(200, turn)
         for name, (searcher, scoring) in searchers_.items():
-          model.scoring, cut = scoring, searcher.cut(threshold=0.5)
-          searcher.search(asked[:count], 20, cut)
+          model.scoring = scoring
+          list(searcher.answers(asked[:count], top=20, threshold=0.5))
           start = time.perf_counter()
           for i in range(0, 192, count):
-            searcher.search(asked[i : i + count], 20, cut)
+            list(searcher.answers(asked[i : i + count], top=20, threshold=0.5))
           seconds[name].append((time.perf_counter() - start) / (192 // count))
       a, b = (1e3 * min(seconds[name]) for name in searchers_)
       print(

@@ -1,6 +1,7 @@
 """The server under load at 100,000 images, beside the bare text tower.
 
   python -m benchmarks.serve [--workdir=runs/quickstart/cross_example_softmax] [--images=100000]
+  python -m benchmarks.serve --soak [--minutes=30]     # for a long time: benchmarks/soak.py
 
 The text tower is that of the workdir; the image vectors are random, which does not change the
 time. No query repeats, so the query cache never hits. Clients and server share this machine's
@@ -21,10 +22,12 @@ import urllib.parse
 import numpy as np
 
 import xe_retrieval
+from benchmarks import soak
+from xe_retrieval.calibration import artifact
 from xe_retrieval.data import shapes
 from xe_retrieval.search import image_sources, update
 
-TARGET_MS, TARGET_SPEED, CLIENTS = 50, 100, 16
+TARGET_MS, TARGET_SPEED, CLIENTS = 50, 250, 16
 
 
 def main():
@@ -35,8 +38,18 @@ def main():
   parser.add_argument("--images", type=int, default=100_000)
   parser.add_argument("--kind", default="auto", choices=["auto", "exact", "scann"])
   parser.add_argument("--queries", type=int, default=2_000)
+  parser.add_argument("--soak", action="store_true")
+  parser.add_argument("--minutes", type=float, default=30, help="Of --soak.")
   args = parser.parse_args()
+  if args.soak:
+    with tempfile.TemporaryDirectory() as folder:
+      sys.exit(0 if soak.run(Server, args.workdir, folder, args.minutes) else 1)
   model = xe_retrieval.load(args.workdir)
+  known = artifact.read(args.workdir, model.fingerprint())
+  how = "with" if known else "without"
+  print(
+    f"answers {how} probabilities; scores {'' if model.scoring.correction else 'not '}corrected"
+  )
   bare = bare_tower(model, queries(args.queries // 4, 0))
   with tempfile.TemporaryDirectory() as folder:
     index = pathlib.Path(folder) / "index"
@@ -49,7 +62,7 @@ def main():
       one = load(port, queries(args.queries // 4, 2), 1)
       many = load(port, queries(args.queries, 3), CLIENTS)
       print_table(bare, one, many)
-      print(f"memory of the server: {server_memory(port):,.0f} MB resident")
+      print(f"memory of the server: {Server.memory(port):,.0f} MB resident")
 
 
 def print_table(bare, one, many):
@@ -128,17 +141,18 @@ class Server:
     _servers[self.port] = self.process.pid
     return self.port
 
+  @staticmethod
+  def memory(port):
+    """Resident, in MB."""
+    status = pathlib.Path(f"/proc/{_servers[port]}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
   def __exit__(self, *_):
     self.process.terminate()
     self.process.wait()
 
 
 _servers = {}
-
-
-def server_memory(port):
-  status = pathlib.Path(f"/proc/{_servers[port]}/status").read_text()
-  return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
 
 def load(port, texts, clients):

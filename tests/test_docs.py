@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", DEVELOPMENT, re.S | re.M)
 FOLDERS = ("xe_retrieval", "configs", "launch", "tests", "benchmarks", "docs")
 FILES = [p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob("*.*")]
 EXAMPLES = {m[1]: block for _, block in BLOCKS if (m := re.match(r"# ([\w/]+\.py)\n", block))}
-OTHER_TOOLS = {"no-deps"}  # flags of pip
+OTHER_TOOLS = {"no-deps", "build-arg"}  # flags of pip and docker
 
 
 @pytest.fixture(params=PAGES, ids=str)

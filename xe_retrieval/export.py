@@ -2,8 +2,10 @@
 
 Writes Hugging Face directories of both towers, the projections, a serialised jax function per
 tower, the calibration of this checkpoint if it was evaluated, and a README.md that says
-how to use each. towers/export_format.py defines the format. --onnx adds text.onnx and image.onnx,
-the same functions for ONNX Runtime, compared with JAX before they are kept.
+how to use each, with the figures of its evaluation: the model card. towers/export_format.py defines
+the format. --push=USER/NAME sends the directory to the Hugging Face Hub (after `hf auth login`),
+from where xe_retrieval.load("USER/NAME", revision=…) reads it. --onnx adds text.onnx and
+image.onnx, the same functions for ONNX Runtime, compared with JAX before they are kept.
 """
 
 import functools
@@ -24,6 +26,7 @@ def export(workdir, out, which="best", onnx=False):
     raise ValueError("--onnx needs packages: pip install -c constraints.txt -e '.[onnx]'")
   from xe_retrieval import model as models
   from xe_retrieval.calibration import artifact
+  from xe_retrieval.report import model_card
   from xe_retrieval.towers import bank as banks
   from xe_retrieval.towers import export_format
 
@@ -35,9 +38,22 @@ def export(workdir, out, which="best", onnx=False):
     calibration.write(out)
   elif bank := banks.read(workdir, fingerprint):
     bank.write(out / banks.NAME)
+  model_card.write(workdir, out, encoder.config)
   if onnx:
     _write_onnx(encoder, out)
   return out
+
+
+def push(out, name, private=False) -> str:
+  """An exported directory -> a model on the Hugging Face Hub; returns its commit."""
+  import huggingface_hub
+
+  api = huggingface_hub.HfApi()
+  try:
+    api.create_repo(name, private=private, exist_ok=True)
+    return api.upload_folder(repo_id=name, folder_path=out, commit_message="Exported").oid
+  except (OSError, ValueError) as e:  # HfHubHTTPError and HFValidationError are such
+    raise ValueError(f"--push={name}: {str(e).splitlines()[0]} (is `hf auth login` done?)") from e
 
 
 def _write_onnx(encoder, out):
@@ -72,10 +88,13 @@ def main(argv):
   try:
     f = flags.FLAGS
     out = export(f.workdir, f.out, f.checkpoint, f.onnx)
+    pushed = push(out, f.push, f.private) if f.push else ""
   except ValueError as e:
     sys.exit(f"error: {e}")
   for path in sorted(p for p in out.rglob("*") if p.is_file()):
     print(f"{path.stat().st_size / 2**20:9.2f} MB  {path}")
+  if pushed:
+    print(f'pushed: xe_retrieval.load("{f.push}", revision="{pushed}")')
 
 
 def _define_flags():
@@ -83,6 +102,8 @@ def _define_flags():
   flags.DEFINE_string("workdir", None, "The workdir of a training run.", required=True)
   flags.DEFINE_string("out", None, "The directory to write; new or empty.", required=True)
   flags.DEFINE_enum("checkpoint", "best", ["best", "latest"], "Which checkpoint to export.")
+  flags.DEFINE_string("push", "", "USER/NAME of a model on the Hugging Face Hub to send it to.")
+  flags.DEFINE_bool("private", False, "A model that --push makes is private.")
   flags.DEFINE_bool("onnx", False, "Also text.onnx and image.onnx; needs the extra onnx.")
 
 

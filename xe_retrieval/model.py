@@ -24,21 +24,29 @@ from xe_retrieval import config as config_lib
 from xe_retrieval.data import decoding, mesh, paths, pipeline, tokenization
 from xe_retrieval.preparation import cores
 from xe_retrieval.towers import bank as banks
-from xe_retrieval.towers import dual_encoder, export_format, pretrained
+from xe_retrieval.towers import dual_encoder, export_format, pretrained, weight_files
 from xe_retrieval.training import checkpoint_reader
 
 BATCH = 256
 
 
-def load(path, which: str = "best") -> "Model":
+def load(path, which: str = "best", revision: str = "") -> "Model":
   """The model of a workdir (its best or latest checkpoint), of an exported directory, or a CLIP.
 
-  A Hugging Face CLIP or SigLIP is taken as it is: a directory, or an id (owner/name).
+  A Hugging Face CLIP or SigLIP is taken as it is: a directory, or an id (owner/name). An id may
+  also be that of a model pushed by `export --push`; `revision` is a commit, tag or branch there.
   """
   name, path = str(path), paths.given(path)
+  on_hub = not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+  if revision and not on_hub:
+    raise ValueError(f"revision={revision!r} is of a model on the Hub; {path} is on this machine")
+  if on_hub and (copy := weight_files.locate_exported(name, revision)):
+    path = paths.given(copy)
   if export_format.is_exported(path):
     encoder = read_exported(path)
-  elif pretrained.is_dual(path) or (not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name)):
+  elif pretrained.is_dual(path) or on_hub:
+    if revision:
+      name = weight_files.locate(name, revision)
     encoder = stock(pretrained.stock_config(name))
   else:
     encoder = restore(path, which)

@@ -181,6 +181,52 @@ def test_queries_from_standard_input_as_json(index):
   assert second["query"] == "<b>two</b> \x00 shapes"
 
 
+def test_each_line_is_answered_as_it_comes(index, photos):
+  """Each answer arrives before the next query is written; with a picture, in its order."""
+  picture = photos / "scene007.png"
+  command = [sys.executable, "-m", "xe_retrieval.search", f"--index={index}", "--queries=-"]
+  command += ["--json", "--threshold=-1", f"--image={picture}", "--weight=0", "--folder=photos"]
+  process = subprocess.Popen(
+    command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  )
+  for query in ("a red circle", "a star"):
+    process.stdin.write(f"{query}\n")
+    process.stdin.flush()
+    found = json.loads(process.stdout.readline())
+    assert (found["query"], found["total"]) == (query, 30)
+    assert found["results"][0]["image"] == str(picture)
+    assert found["results"][0]["likeness"] == pytest.approx(1, abs=1e-3)
+  process.stdin.close()
+  assert process.wait(60) == 0
+
+
+def test_a_picture_alone_and_pages(searcher, photos):
+  found = next(searcher.answers(image=str(photos / "scene003.png"), top=4))
+  assert found["results"][0]["image"] == str(photos / "scene003.png")
+  assert (found["query"], found["total"], found["expect"]) == (None, 30, None)
+  later = next(searcher.answers(image=str(photos / "scene003.png"), top=2, offset=2))
+  assert later["results"] == found["results"][2:]
+  with pytest.raises(ValueError, match="^max_wrong is about words"):
+    next(searcher.answers(image=str(photos / "scene003.png"), max_wrong=1))
+  with pytest.raises(ValueError, match="no image is in 'elsewhere'"):
+    next(searcher.answers(["a"], folder="elsewhere"))
+
+
+@pytest.mark.parametrize("kind", ["exact", "scann"])
+def test_totals_and_filters_of_both_kinds_of_index(photos, model, workdir, tmp_path, kind):
+  """An approximate index counts only where it has looked at everything that is relevant."""
+  path = tmp_path / kind
+  update.update_index(path, model, workdir, [image_sources.Folder(photos)], kind=kind)
+  searcher = searchers.open_index(path, model=model)
+  few = next(searcher.answers(["a star"], top=3, threshold=-1))
+  assert few["relevant"] and few["total"] == (30 if kind == "exact" else None)
+  scores = [r["score"] for r in next(searcher.answers(["a star"], top=30, threshold=-1))["results"]]
+  known = next(searcher.answers(["a star"], top=10, threshold=scores[4]))
+  assert known["total"] == sum(score >= scores[4] for score in scores)
+  inside = next(searcher.answers(["a star"], top=3, threshold=-1, folder="photos/deeper"))
+  assert inside["total"] == 10 and all("/deeper/" in r["image"] for r in inside["results"])
+
+
 @pytest.mark.parametrize(
   ("query", "asked", "sentence"),
   [

@@ -29,11 +29,11 @@ def test_labels_have_the_probability_that_search_shows(classifier, photos, index
   answers, failed = classifier.classify([image_sources.Folder(photos)], min_probability=0.0)
   assert len(answers) == 30 and not failed
   search = searcher.open_index(index)
-  for found in search.search(LABELS, 30, search.cuts(min_probability=0.0)):
-    names = [search.collection.full_name(row) for row in found.rows]
-    theirs = dict(zip(names, found.probabilities, strict=True))
+  for found in search.answers(LABELS, top=30, min_probability=0.0):
+    theirs = {hit["image"]: hit["probability"] for hit in found["results"]}
+    names = list(theirs)
     ours = {
-      a.image: next(x["probability"] for x in a.fitting if x["label"] == found.query.text)
+      a.image: next(x["probability"] for x in a.fitting if x["label"] == found["query"])
       for a in answers
     }
     assert ours.keys() == theirs.keys()

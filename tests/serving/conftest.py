@@ -11,6 +11,7 @@ import uvicorn
 
 from tests.search.conftest import *  # noqa: F403 the model, images and index
 from xe_retrieval.serving import app as apps
+from xe_retrieval.serving.protocol import LimitedProtocol
 from xe_retrieval.serving.service import Service
 
 
@@ -25,6 +26,7 @@ class Client:
     headers = dict(headers)
     if isinstance(body, list | dict):
       body, headers = json.dumps(body), {"content-type": "application/json"} | headers
+    path = path if path.startswith("/") else f"/{path}"  # addresses in answers are relative
     self.connection.request(method, path, body, headers)
     answer = self.connection.getresponse()
     content = answer.read()
@@ -34,11 +36,13 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(index, model=None, workdir=""):
+def running(index, model=None, workdir="", **options):
   """Runs a server of an index on a free port; yields the port and its Service."""
   service = Service(index, workdir, poll=0.05, model=model)
   listener = socket.create_server(("127.0.0.1", 0))
-  config = uvicorn.Config(apps.make(service), log_level="error", server_header=False)
+  config = uvicorn.Config(
+    apps.make(service, **options), http=LimitedProtocol, log_level="error", server_header=False
+  )
   server = uvicorn.Server(config)
   thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
   thread.start()

@@ -183,8 +183,8 @@ def test_exported_indexed_and_searched(trained, tmp_path):
 
   index.index(out, ["shapes/64:test"], tmp_path / "index", data_dir=model.config.data.dir)
   search = searcher.open_index(tmp_path / "index")
-  found = search.search(["a red circle"], 3, search.cuts(threshold=-1.0))[0]
-  assert len(found.rows) == 3 and np.isfinite(found.scores).all()
+  found = next(search.answers(["a red circle"], top=3, threshold=-1.0))["results"]
+  assert len(found) == 3 and np.isfinite([hit["score"] for hit in found]).all()
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,19 @@ def resize(image: np.ndarray, width: int, height: int, out=None) -> np.ndarray:
   return cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
 
 
-def _check(data, max_side, max_pixels):
-  image = Image.open(io.BytesIO(data), formats=FORMATS)
+def refuse_bombs(image: Image.Image, data: bytes, max_pixels: int) -> None:
+  """Rejected, by its header, if decoding it would take too much memory or time."""
   width, height = image.size
   if width * height > max_pixels:
     raise Rejected("over the pixel limit", f"{width} x {height} pixels")
   if image.format == "JPEG" and (scans := data.count(b"\xff\xda")) > MAX_SCANS + len(data) // 65536:
     raise Rejected("over the pixel limit", f"{width} x {height} pixels in {scans:,} scans")
+
+
+def _check(data, max_side, max_pixels):
+  image = Image.open(io.BytesIO(data), formats=FORMATS)
+  width, height = image.size
+  refuse_bombs(image, data, max_pixels)
   small = max_side is None or max(width, height) <= max_side
   if small and _is_plain(image):
     if max_side is None and data.find(b"\xff\xd9", -4096) >= 0:

@@ -9,30 +9,46 @@ nothing is relevant. What is returned is asked for in one of four ways:
                           the lower confidence bound of that share reaches it
   --threshold=0.3         each result has at least this score
 
-Several queries: as further arguments, or one per line of --queries=FILE (- is standard input).
+Several queries: as further arguments, or one per line of --queries=FILE (- is standard input, and
+each line is answered as it comes). --image=FILE searches for images like a picture; with words too,
+they decide what is relevant, and --weight how much they matter for the order, from 0 to 1.
+--folder, --since and --until search some of the images, --order=date shows the newest first.
 Exit code: 0 if any query has a result, 1 if nothing is relevant, 2 if something is wrong.
 """
 
+import datetime
 import json
+import queue
 import sys
+import threading
 
 from absl import app, flags
 
 from xe_retrieval import config as config_lib
+
+_BATCH = 256  # lines answered at once
+_ASKED = (
+  *("min_probability", "max_wrong", "min_precision", "threshold", "guarantee"),
+  *("top", "offset", "weight", "folder", "order"),
+)
 
 
 def main(argv):
   f = flags.FLAGS
   queries = argv[1:]
   try:
-    if bool(queries) == bool(f.queries):
-      raise ValueError('search for what? "words in quotes", or --queries=FILE with one per line')
-    lines = _lines(f.queries) if f.queries else queries
+    if (queries and f.queries) or not (queries or f.queries or f.image):
+      raise ValueError(
+        'search for what? "words in quotes", --queries=FILE with one per line, or --image=FILE'
+      )
+    batches = _batches(_lines(f.queries)) if f.queries else [queries] if queries else None
+    asked = {"since": _date(f, "since"), "until": _date(f, "until")}
+    asked |= {name: f[name].value for name in _ASKED}
     from xe_retrieval.search import searcher as searchers
 
     searcher = searchers.open_index(f.index, f.workdir)
     several, any_relevant = bool(f.queries) or len(queries) > 1, False
-    for found in searcher.answers(lines, f.top, **_asked(f)):
+    for found in searcher.answer_batches(batches, f.image or None, **asked):
       any_relevant |= found["relevant"]
       print(json.dumps(found) if f.json else _text(found, several), flush=True)
   except (OSError, ValueError) as e:
@@ -52,9 +68,11 @@ def _parse(argv):
     sys.exit(2)
 
 
-def _asked(f):
-  names = ("min_probability", "max_wrong", "min_precision", "threshold", "guarantee")
-  return {name: f[name].value for name in names}
+def _date(f, name):
+  try:
+    return datetime.date.fromisoformat(f[name].value) if f[name].value else None
+  except ValueError:
+    raise ValueError(f"--{name}={f[name].value} is no date as in 2026-11-18") from None
 
 
 def _text(found, several):
@@ -64,10 +82,15 @@ def _text(found, several):
     lines.append(f"{shown}{result['score']:6.3f}  {result['image']}")
   if not found["relevant"]:
     lines.append(_nothing(found))
+  elif found["total"] is None or found["total"] > len(found["results"]):
+    total = "more" if found["total"] is None else f"{found['total']:,} in all"
+    lines.append(f"… {total}; --top and --offset show others")
   return "\n".join(lines)
 
 
 def _nothing(found):
+  if found["best_score"] is None:
+    return "nothing relevant (no image is in this folder, or of these dates)"
   if found["threshold"] is None:
     return "nothing relevant (no threshold reaches what is asked for)"
   if not found["familiar"]:
@@ -88,6 +111,31 @@ def _lines(path):
     yield from filter(None, (line.strip() for line in file))
 
 
+def _batches(lines):
+  """Lists of what has come so far, at least one line and at most a batch."""
+  waiting = queue.Queue(_BATCH)
+
+  def read():
+    try:
+      for line in lines:
+        waiting.put(line)
+      waiting.put(None)
+    except OSError as e:
+      waiting.put(e)
+
+  threading.Thread(target=read, daemon=True).start()
+  last = ""
+  while isinstance(last, str):
+    batch = [waiting.get()]
+    while len(batch) < _BATCH and not waiting.empty():
+      batch.append(waiting.get())
+    last = batch[-1]
+    if lines := [line for line in batch if isinstance(line, str)]:
+      yield lines
+  if last:
+    raise last
+
+
 def _define_flags():
   flags.DEFINE_string("index", None, "What python -m xe_retrieval.index made.", required=True)
   flags.DEFINE_float("min_probability", None, "That each result is relevant; 0.5 by default.", 0, 1)
@@ -96,6 +144,13 @@ def _define_flags():
   flags.DEFINE_bool("guarantee", False, "The lower bound of the precision must reach it.")
   flags.DEFINE_float("threshold", None, "Score that results have at least.", -1, 1)
   flags.DEFINE_integer("top", 20, "At most so many results per query.", 1, 10_000)
+  flags.DEFINE_integer("offset", 0, "Skips so many results: those that were shown before.", 0)
+  flags.DEFINE_string("image", "", "Picture file: the images most like it.")
+  flags.DEFINE_float("weight", 0.5, "Of the words, where there is an --image too.", 0, 1)
+  flags.DEFINE_string("folder", "", "Only images of this source or folder, as in photos/2019.")
+  flags.DEFINE_string("since", "", "Only images changed on this day or later, as in 2026-11-18.")
+  flags.DEFINE_string("until", "", "Only images changed on this day or before.")
+  flags.DEFINE_enum("order", "best", ["best", "date"], "date: the newest of the relevant first.")
   flags.DEFINE_bool("json", False, "One JSON object per query and line.")
   flags.DEFINE_string("queries", "", "File with one query per line; - is standard input.")
   flags.DEFINE_string("workdir", "", "Where the model is, if it was moved.")

@@ -18,11 +18,12 @@ import pathlib
 
 import numpy as np
 
-from xe_retrieval.search import image_sources, nearest, scann_index
+from xe_retrieval.search import filters, image_sources, nearest, scann_index
 
 FORMAT = 1
 MANIFEST = "collection.json"
 EXACT_BELOW = 250_000  # a query takes about 5 ms per 100,000 images exactly
+SCANN_DEPTH = 1_000  # what lies deeper is found faster by comparing with every image
 
 
 class Strings:
@@ -76,6 +77,7 @@ class Collection:
     self.sources = [image_sources.from_key(key) for key in self.manifest["sources"]]
     ann = directory / "ann"
     self._index = scann_index.load(ann, self.vectors) if ann.exists() else None
+    self.filters = filters.Filters(self)
 
   def __len__(self):
     return len(self.vectors)
@@ -83,9 +85,19 @@ class Collection:
   def search(self, queries, k):
     """float32 [Q, width] -> int64 [Q, k'] rows, float32 [Q, k'] scores, k' = min(k, N)."""
     k = min(k, len(self))
-    if self._index:
+    if self._index and k <= SCANN_DEPTH:
       return self._index.search(queries, k)
     return nearest.nearest(self.vectors, queries, k)
+
+  def scan(self, queries, k, least, mask=None):
+    """`search`, and all scores from `least` [Q] on; see nearest.scan.
+
+    Third, None instead of the scores where an approximate index has answered.
+    """
+    k = min(k, len(self) if mask is None else int(np.count_nonzero(mask)))
+    if self._index and k <= SCANN_DEPTH and mask is None:
+      return *self.search(queries, k), None
+    return nearest.scan(self.vectors, queries, k, least, mask)
 
   def search_captions(self, queries, k):
     """float32 [Q, width] -> int64 [Q, k'] numbers of captions, float32 [Q, k'] scores."""

@@ -9,23 +9,43 @@ _QUERIES = 64  # at once
 
 def nearest(vectors, queries, k):
   """[N, D], [Q, D], k ≤ N -> int64 [Q, k] rows, float32 [Q, k] dot products, best first."""
+  return scan(vectors, queries, k)[:2]
+
+
+def scan(vectors, queries, k, least=None, mask=None):
+  """`nearest` among the rows of `mask`, bool [N], and the scores of all rows from `least`, [Q], on.
+
+  k is at most the number of these rows. Third, a list of float32 arrays in no order, one for each
+  query; None without `least`.
+  """
   rows, scores = np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
+  passing = None if least is None else []
   for i in range(0, len(queries) if k else 0, _QUERIES):
     some = slice(i, i + _QUERIES)
-    rows[some], scores[some] = _nearest(vectors, queries[some], k)
-  return rows, scores
+    rows[some], scores[some], above = _scan(
+      vectors, queries[some], k, None if least is None else least[some], mask
+    )
+    if above is not None:
+      passing += above
+  return rows, scores, passing if k or passing is None else [scores[0, :0]] * len(queries)
 
 
-def _nearest(vectors, queries, k):
-  rows, scores = [], []
+def _scan(vectors, queries, k, least, mask):
+  rows, scores, passing = [], [], [[] for _ in queries]
   for start in range(0, len(vectors), _ROWS):
     found = queries @ vectors[start : start + _ROWS].T  # [q, n]
+    if mask is not None:
+      found[:, ~mask[start : start + _ROWS]] = -np.inf
+    if least is not None:
+      for one, of, low in zip(passing, found, least, strict=True):
+        one.append(of[of >= max(low, -1e9)])  # finite: what is masked never passes
     at = _top(found, min(k, found.shape[1]))
     rows.append(at + start)
     scores.append(np.take_along_axis(found, at, axis=1))
   rows, scores = np.hstack(rows), np.hstack(scores)
   order = np.lexsort((rows, -scores), axis=1)[:, :k]
-  return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+  rows, scores = (np.take_along_axis(x, order, axis=1) for x in (rows, scores))
+  return rows, scores, None if least is None else [np.concatenate(one) for one in passing]
 
 
 def _top(scores, k):
@@ -35,6 +55,8 @@ def _top(scores, k):
   """
   q, n = scores.shape
   blocks = n // _BLOCK
+  if k == n:
+    return np.broadcast_to(np.arange(n), (q, n))
   if blocks <= 2 * k:
     return np.argpartition(scores, n - k, axis=1)[:, n - k :]
   whole = scores[:, : blocks * _BLOCK].reshape(q, blocks, _BLOCK)

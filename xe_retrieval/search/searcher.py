@@ -1,6 +1,6 @@
 """Captions in, images out: each with the probability that it is relevant, and where to cut."""
 
-import dataclasses
+import functools
 import itertools
 import pathlib
 
@@ -10,36 +10,14 @@ from xe_retrieval import model as models
 from xe_retrieval.calibration import artifact
 from xe_retrieval.calibration.artifact import Calibration, Cut
 from xe_retrieval.calibration.calibrator import Queries
+from xe_retrieval.data import decoding
+from xe_retrieval.search import asking
+from xe_retrieval.search.asking import DIGITS, Ask, Query
 from xe_retrieval.search.collection import Collection
 
 BATCH = 256  # queries at once
-DIGITS = 4  # of scores and probabilities, as shown
+CUT = ("min_probability", "max_wrong", "min_precision", "threshold", "guarantee")
 UNFAMILIAR = np.log(0.5)  # log π from which a query counts as unlike what the model was trained on
-
-
-@dataclasses.dataclass(frozen=True)
-class Query:
-  """A query before it is answered: the same for every cut and every collection."""
-
-  text: str
-  vector: np.ndarray  # float32 [width], see bank.Scoring
-  known: Queries | None  # of one query; None: the model is not calibrated
-  words: bool  # a few known ones: another kind of query than a caption, with another meaning
-  familiar: bool
-  suggestions: list[str]  # training captions nearest to an unfamiliar query
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-  """What one query gets. Results and near misses are rows of the collection, best first."""
-
-  query: Query
-  cut: Cut
-  threshold: float | None  # the score that this query needs; None: the cut cannot be reached
-  rows: np.ndarray  # int64 [k]
-  scores: np.ndarray  # float64 [k], rounded
-  probabilities: list[float | None]  # [k]
-  above: int  # how many of the rows are results; the others are near misses
 
 
 class Searcher:
@@ -49,8 +27,10 @@ class Searcher:
     self.collection, self.model, self.calibration = collection, model, calibration
     self.meaning = calibration and calibration.best.at(len(collection))
     self.words = calibration and calibration.words and calibration.words.at(len(collection))
+    # Bounds at every level take a millisecond; clients repeat their options.
+    self.cut = functools.lru_cache(256)(self._cut)
 
-  def cut(
+  def _cut(
     self,
     min_probability=None,
     max_wrong=None,
@@ -110,30 +90,36 @@ class Searcher:
         out.append(Query(text, vectors[q], known[one], False, bool(familiar[q]), near))
     return out
 
-  def nearest(self, vectors, top):
-    """float32 [Q, width] -> int64 [Q, k], float32 [Q, k], with k ≤ top, best first."""
-    return self.collection.search(vectors, max(top, 1))
+  def picture(self, image) -> np.ndarray:
+    """A file, its bytes, an array or a PIL image -> float32 [width]: its product with any vector of
+    the collection is a cosine."""
+    square = decoding.square(image, view=decoding.View.of(self.model.config.image))
+    vector = self.model.scoring.image(self.model.embed_squares([square[None]], 1))
+    return self.model.scoring.plain(vector)[0]
 
-  def found(self, query: Query, rows, scores, cut: Cut) -> Found:
-    """Scores of a query's nearest images, best first -> which of them are results.
+  def meaning_of(self, query: Query):
+    return self.words if query.words else self.meaning
 
-    All of them are rounded here, each to the side that keeps them consistent as they are shown:
-    results are what reaches the threshold, and what reaches the probability.
-    """
-    scores = np.round(np.asarray(scores, np.float64), DIGITS)
-    probabilities = [None] * len(scores)
+  def threshold(self, query: Query | None, cut: Cut) -> float | None:
+    """The score that results need, rounded up; None: the cut cannot be reached."""
     threshold = cut.score
-    if query.known is not None:
-      meaning = self.words if query.words else self.meaning
-      logits = meaning.calibrator.logit(scores[None], query.known)[0]
-      shown = meaning.probability(logits, len(self.collection))
-      probabilities = _shown(shown)
-      if cut.logit is not None:
-        threshold = float(meaning.calibrator.score([cut.logit], query.known)[0, 0])
-    if threshold is not None:
-      threshold = _rounded(threshold, np.ceil)
-    above = 0 if threshold is None else int(np.count_nonzero(scores >= threshold))
-    return Found(query, cut, threshold, rows, scores, probabilities, above)
+    if query and query.known is not None and cut.logit is not None:
+      calibrator = self.meaning_of(query).calibrator
+      threshold = float(calibrator.score([cut.logit], query.known)[0, 0])
+    return None if threshold is None else _rounded(threshold, np.ceil)
+
+  def score_at(self, query: Query, probability: float) -> float:
+    """The score from which on images are relevant to the query with at least this probability."""
+    return self.threshold(query, self.cut(min_probability=probability, words=query.words))
+
+  def probabilities(self, query: Query | None, scores) -> list[float | None]:
+    """Rounded scores [n] -> that each image is relevant, rounded down: a result that is shown
+    reaches the threshold and the probability that were asked for."""
+    if query is None or query.known is None or not len(scores):
+      return [None] * len(scores)
+    meaning = self.meaning_of(query)
+    logits = meaning.calibrator.logit(np.asarray(scores)[None], query.known)[0]
+    return _shown(meaning.probability(logits, len(self.collection)))
 
   def caption_probabilities(self, vectors, scores) -> list[float | None]:
     """Captions float32 [n, width] with one image's score each -> that it is relevant to each."""
@@ -147,56 +133,58 @@ class Searcher:
     logits = meaning.calibrator.logit(np.asarray(scores)[:, None], known)[:, 0]
     return _shown(meaning.probability(logits, len(self.collection)))
 
-  def search(self, queries: list[str], top: int, cuts: dict[bool, Cut]) -> list[Found]:
-    """The `top` nearest images of each query, above the cut of its kind (words or not) or not."""
-    embedded = self.embed(queries)
-    rows, scores = self.nearest(np.stack([q.vector for q in embedded]), top)
-    return [
-      self.found(query, *x, cuts[query.words])
-      for query, *x in zip(embedded, rows, scores, strict=True)
-    ]
+  def answers(self, queries=None, image=None, **asked):
+    """Strings, or a picture, or both -> what `search --json` prints.
 
-  def answers(self, queries, top=20, **asked):
-    """Strings, from a list or as they come -> what `search --json` prints, in batches.
-
-    `asked` are the arguments of `cut`.
+    `asked` are the arguments of `cut`, of `Filters.mask` and fields of `Ask`.
     """
-    cuts = self.cuts(**asked)
-    queries = iter(queries)
-    while batch := list(itertools.islice(queries, BATCH)):
-      for found in self.search(batch, top, cuts):
-        yield self._answer(found, top)
+    if queries is not None:
+      rest = iter(queries)
+      queries = iter(lambda: list(itertools.islice(rest, BATCH)), [])
+    return self.answer_batches(queries, image, **asked)
 
-  def _answer(self, found, top):
+  def answer_batches(self, batches, image=None, folder="", since=None, until=None, **asked):
+    """The same of lists of strings, each answered as it comes; None: a picture alone."""
+    cut = {name: asked.pop(name) for name in CUT if name in asked}
+    cuts = {None: picture_cut(**cut)} if batches is None else self.cuts(**cut)
+    mask = self.collection.filters.mask(folder, since, until)
+    like = None if image is None else self.picture(image)
+    for batch in [[None]] if batches is None else map(self.embed, batches):
+      asks = [Ask(q, cuts[q and q.words], mask=mask, like=like, **asked) for q in batch]
+      yield from map(self._answer, asking.answer(self, asks))
+
+  def _answer(self, found):
     results = [
       {"image": self.collection.full_name(row), "score": float(score), "probability": p}
-      for row, score, p in zip(found.rows, found.scores, found.probabilities, strict=True)
+      | ({} if likeness is None else {"likeness": likeness})
+      for row, score, p, likeness in zip(
+        found.rows, found.scores, found.probabilities, found.likeness, strict=True
+      )
     ]
-    return summary(found) | {"results": results[: min(found.above, top)]}
+    return asking.summary(found) | {"results": results[: found.results]}
+
+
+def picture_cut(threshold=None, guarantee=False, **asked) -> Cut:
+  """For a picture alone: all images, or those from a cosine on."""
+  given = [name for name, value in asked.items() if value is not None]
+  if given or guarantee:
+    raise ValueError(
+      f"{(given or ['guarantee'])[0]} is about words: how likely an image is relevant to a picture "
+      "was not measured; give words too, or a threshold"
+    )
+  threshold = -1.0 if threshold is None else float(threshold)
+  return Cut("score", threshold, score=threshold)
 
 
 def _shown(probabilities) -> list[float]:
-  return [_rounded(p, np.floor) for p in probabilities]
+  """Rounded down; what has no more digits stays as it is."""
+  floor = np.floor(np.round(np.asarray(probabilities, float) * 10**DIGITS, 5))
+  return np.round(floor / 10**DIGITS, DIGITS).tolist()
 
 
 def _rounded(x, towards) -> float:
   """`towards` is np.floor or np.ceil; what has no more digits stays as it is."""
   return round(float(towards(round(x * 10**DIGITS, 5))) / 10**DIGITS, DIGITS)
-
-
-def summary(found: Found) -> dict:
-  """What is said of a query beside its results."""
-  return {
-    "query": found.query.text,
-    "relevant": found.above > 0,
-    "words": found.query.words,
-    "familiar": found.query.familiar,
-    "suggestions": found.query.suggestions,
-    "threshold": found.threshold,
-    "best_score": float(found.scores[0]),
-    "best_probability": found.probabilities[0],
-    "expect": found.cut.expect,
-  }
 
 
 def open_index(path, workdir="", model=None) -> Searcher:

@@ -6,72 +6,49 @@ import pathlib
 from typing import Annotated
 
 import fastapi
+import pydantic
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from xe_retrieval.serving import middleware, thumbnails
+from xe_retrieval.preparation import image_files
+from xe_retrieval.serving import middleware, operations, schema, thumbnails
 from xe_retrieval.serving.batching import Busy
-from xe_retrieval.serving.schema import About, Answer, Batch, Error, Result, Similar
-from xe_retrieval.serving.service import LIMITS, InvalidRequest, Service, UnknownImage
+from xe_retrieval.serving.limits import LIMITS
+from xe_retrieval.serving.loaded import InvalidRequest, UnknownImage
+from xe_retrieval.serving.service import Service
 
-_FILES = {  # address -> (file, media type)
-  "/": ("page.html", "text/html; charset=utf-8"),
-  "/page.css": ("page.css", "text/css; charset=utf-8"),
-  "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-  "/icon.svg": ("icon.svg", "image/svg+xml"),
+_KINDS = {
+  ".html": "text/html",
+  ".css": "text/css",
+  ".js": "text/javascript",
+  ".svg": "image/svg+xml",
 }
-_WRONG = {422: {"model": Error, "description": "The request is invalid; `detail` says why."}}
-_FULL = {429: {"model": Error, "description": "Too many requests are waiting; try again."}}
-_UNKNOWN = {404: {"model": Error, "description": "No image in the index has this id."}}
+_PAGES = {"/": "page.html", "/api": "api.html"}  # the other files have their name as address
+_FOLDER = pathlib.Path(__file__).parent / "page"
+_WRONG = {422: {"model": schema.Error, "description": "The request is invalid; `detail` says why."}}
+_FULL = {429: {"model": schema.Error, "description": "Too many requests are waiting; try again."}}
+_UNKNOWN = {404: {"model": schema.Error, "description": "No image has this id."}}
 _BODY = {
-  400: {"model": Error, "description": "The body is not JSON."},
-  413: {"model": Error, "description": "The body is too long."},
+  400: {"model": schema.Error, "description": "The body is not JSON."},
+  413: {"model": schema.Error, "description": "The body is too long."},
+  415: {"model": schema.Error, "description": "The body is neither JSON nor a picture."},
+}
+_MEDIA = [f"image/{kind.lower()}" for kind in image_files.FORMATS]
+_JSON_OR_PICTURE = {
+  "requestBody": {
+    "required": True,
+    "content": {"application/json": {"schema": schema.Batch.model_json_schema()}}
+    | {kind: {"schema": {"type": "string", "format": "binary"}} for kind in _MEDIA},
+  }
 }
 _Id = Annotated[str, fastapi.Path(pattern="^[0-9a-f]{16}$", description="Image id.")]
 _Top = Annotated[
   int, fastapi.Query(ge=1, le=LIMITS["top"], description="Maximum number of results.")
 ]
-_Query = Annotated[
-  str,
-  fastapi.Query(
-    min_length=1, max_length=LIMITS["query"], pattern=r"\S", description="Text to search for."
-  ),
-]
-_Probability = Annotated[
-  float | None,
-  fastapi.Query(
-    ge=0,
-    le=1,
-    allow_inf_nan=False,
-    description="Minimum probability of each result; 0.5 if nothing else is asked for.",
-  ),
-]
-_Wrong = Annotated[
-  float | None,
-  fastapi.Query(
-    ge=0, allow_inf_nan=False, description="Irrelevant results per query, at most, in the mean."
-  ),
-]
-_Precision = Annotated[
-  float | None,
-  fastapi.Query(
-    ge=0, le=1, allow_inf_nan=False, description="Minimum precision of all results of many queries."
-  ),
-]
-_Guarantee = Annotated[
-  bool, fastapi.Query(description="The lower bound of the precision must reach min_precision.")
-]
-_Threshold = Annotated[
-  float | None,
-  fastapi.Query(ge=-1, le=1, allow_inf_nan=False, description="Minimum cosine of the results."),
-]
-_Near = Annotated[
-  int, fastapi.Query(ge=0, le=LIMITS["top"], description="Maximum number of near misses.")
-]
 
 
-def make(service: Service, hosts=("localhost",)) -> fastapi.FastAPI:
+def make(service: Service, hosts=("localhost",), token="", base="", log=None) -> fastapi.FastAPI:
   """The ASGI application; `hosts` are the names that requests may be addressed to."""
 
   @contextlib.asynccontextmanager
@@ -85,62 +62,96 @@ def make(service: Service, hosts=("localhost",)) -> fastapi.FastAPI:
     description="Image search that can answer that nothing is relevant. Scores are cosines; the "
     "probability beside a score is that of this image being relevant to this query in this "
     "collection, measured as /api/about says. Ask for at most one of min_probability, max_wrong, "
-    "min_precision and threshold.",
-    docs_url=None,  # Swagger UI and ReDoc load scripts from a CDN
+    "min_precision and threshold. Addresses are relative to that of the page.",
+    docs_url=None,  # Swagger UI and ReDoc load scripts from a CDN; /api is a page of our own
     redoc_url=None,
     openapi_url="/api/openapi.json",
     redirect_slashes=False,
     lifespan=lifespan,
   )
+  metrics = operations.Metrics(service)
   app.add_middleware(
     middleware.RequestLimits,
     hosts=hosts,
-    max_address=LIMITS["address"],
-    max_body=LIMITS["body"],
+    token=token,
+    open_paths={"/healthz", *_addresses()},
+    base=base,
   )
+  app.add_middleware(operations.Observed, metrics=metrics, log=log)
   _errors(app)
   _files(app)
+  operations.add_routes(app, service, metrics)
+  _searches(app, service)
+  _images(app, service)
+  return app
 
-  @app.get("/api/search", response_model=Answer, responses=_WRONG | _FULL)
-  async def search(
-    q: _Query,
-    min_probability: _Probability = None,
-    max_wrong: _Wrong = None,
-    min_precision: _Precision = None,
-    threshold: _Threshold = None,
-    guarantee: _Guarantee = False,
-    top: _Top = 20,
-    near: _Near = 0,
-  ):
-    """Relevant images for one query, best first; none if nothing is relevant."""
-    found = await service.search(
-      [q],
-      top,
-      near,
-      min_probability=min_probability,
-      max_wrong=max_wrong,
-      min_precision=min_precision,
-      threshold=threshold,
-      guarantee=guarantee,
-    )
+
+def _searches(app, service):
+  @app.get("/api/search", response_model=schema.Answer, responses=_WRONG | _FULL | _UNKNOWN)
+  async def search(asked: Annotated[schema.Search, fastapi.Query()]):
+    """Relevant images for words (q), images like a picture (like), or both; best first."""
+    found = await service.search([asked.q] if asked.q else [], dict(asked), asked.like)
     return JSONResponse(found[0])
 
-  @app.post("/api/search", response_model=list[Answer], responses=_WRONG | _FULL | _BODY)
-  async def search_batch(batch: Batch):
-    """Several queries at once; answers in the same order."""
-    return JSONResponse(await service.search(**batch.model_dump()))
+  @app.post(
+    "/api/search",
+    response_model=schema.Answer | list[schema.Answer],
+    responses=_WRONG | _FULL | _BODY,
+    openapi_extra=_JSON_OR_PICTURE,
+  )
+  async def search_body(request: fastapi.Request, asked: Annotated[schema.Upload, fastapi.Query()]):
+    """Several queries at once as JSON, answers in the same order; or a picture as the body, with
+    the parameters of GET in the address and one answer."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind.startswith("image/"):
+      id = await service.picture(await request.body())
+      return JSONResponse((await service.search([asked.q] if asked.q else [], dict(asked), id))[0])
+    if kind not in ("application/json", ""):
+      raise HTTPException(415, f"{kind} should be application/json, or image/… for a picture")
+    if request.query_params:
+      raise InvalidRequest("with a body of JSON, options belong there and not into the address")
+    try:
+      batch = schema.Batch.model_validate_json(await request.body())
+    except pydantic.ValidationError as e:
+      errors = [error | {"loc": ("body", *error["loc"])} for error in e.errors()]
+      raise RequestValidationError(errors) from e
+    return JSONResponse(await service.search(batch.queries, dict(batch)))
 
-  @app.get("/api/similar/{id}", response_model=Similar, responses=_WRONG | _FULL | _UNKNOWN)
+  @app.get(
+    "/api/export",
+    response_class=Response,
+    responses={
+      200: {"content": {kind: {} for kind in ("text/csv", "application/json", "text/plain")}},
+      **_WRONG,
+      **_FULL,
+      **_UNKNOWN,
+    },
+  )
+  async def export(asked: Annotated[schema.Export, fastapi.Query()]):
+    """All results of a search as a file, with the full path of each."""
+    queries = [asked.q] if asked.q else []
+    content, kind = await service.export(queries, dict(asked), asked.format, asked.like)
+    name = f'attachment; filename="results.{asked.format}"'
+    return Response(content, media_type=kind, headers={"content-disposition": name})
+
+  @app.get("/api/curve", response_model=schema.Curve, responses=_WRONG | _FULL)
+  async def curve(q: Annotated[schema.Text, fastapi.Query(description="Text to search for.")]):
+    """How many images have at least each score, for one query and for captions beside it."""
+    return JSONResponse(await service.curve(q))
+
+
+def _images(app, service):
+  @app.get("/api/similar/{id}", response_model=schema.Similar, responses=_WRONG | _FULL | _UNKNOWN)
   async def similar(id: _Id, top: _Top = 20):
     """Images nearest to one image of the index, and captions that fit it."""
     return JSONResponse(await service.similar(id, top))
 
-  @app.get("/api/image/{id}", response_model=Result, responses=_WRONG | _UNKNOWN)
+  @app.get("/api/image/{id}", response_model=schema.Result, responses=_WRONG | _UNKNOWN)
   async def image(id: _Id):
     """Id, name and address of one image."""
     return JSONResponse(service.image(id))
 
-  @app.get("/api/about", response_model=About)
+  @app.get("/api/about", response_model=schema.About)
   async def about():
     """Size and generation of the index, its calibration, and the limits of this server."""
     return JSONResponse(service.about())
@@ -164,13 +175,18 @@ def make(service: Service, hosts=("localhost",)) -> fastapi.FastAPI:
     caching = "no-store" if kind == "image/svg+xml" else "private, max-age=300"
     return Response(content, media_type=kind, headers={"cache-control": caching})
 
-  return app
+
+def _addresses():
+  """{address: file} of the page."""
+  files = {f"/{path.name}": path.name for path in _FOLDER.iterdir() if path.suffix in _KINDS}
+  return {address: file for address, file in files.items() if file not in _PAGES.values()} | _PAGES
 
 
 def _files(app):
-  folder = pathlib.Path(__file__).parent
-  for address, (file, kind) in _FILES.items():
-    content = (folder / file).read_bytes()
+  for address, file in _addresses().items():
+    content = (_FOLDER / file).read_bytes()
+    kind = _KINDS[pathlib.Path(file).suffix]
+    kind += "" if kind.startswith("image/") else "; charset=utf-8"
     headers = {"cache-control": "no-cache", "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
 
     # Default arguments bind this file; a closure would see the last one.
@@ -191,6 +207,8 @@ def _errors(app):
     if first["type"] == "json_invalid":
       return JSONResponse({"detail": "the body is not JSON"}, 400)
     field = ".".join(str(part) for part in first["loc"][1:]) or first["loc"][0]
+    if first["type"] == "extra_forbidden":
+      return JSONResponse({"detail": f"{field}: there is no such option; see /api"}, 422)
     return JSONResponse({"detail": f"{field}: {first['msg']}"}, 422)
 
   @app.exception_handler(InvalidRequest)

@@ -21,6 +21,10 @@ class Batcher:
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._running = None
 
+  @property
+  def waiting(self) -> int:
+    return len(self._queue)
+
   async def ask(self, jobs: list) -> list:
     """The answers to all jobs; raises Busy if the queue has no room for them."""
     if len(self._queue) + len(jobs) > self._max_queue:

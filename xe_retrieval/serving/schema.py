@@ -1,38 +1,112 @@
 """Request and response bodies of the API, as in its OpenAPI description."""
 
-from typing import Annotated
+import datetime
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from xe_retrieval.serving.service import LIMITS
+from xe_retrieval.serving.limits import LIMITS
 
-_Text = Annotated[
-  str, StringConstraints(min_length=1, max_length=LIMITS["query"], pattern=r"\S", strict=True)
-]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=LIMITS["query"], pattern=r"\S")]
+Id = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$")]
+# Years beyond these have no room in a file's time.
+Date = Annotated[datetime.date, Field(ge=datetime.date(1900, 1, 1), le=datetime.date(2200, 1, 1))]
 
 
 class Error(BaseModel):
   detail: str = Field(description="One sentence.")
 
 
-class Batch(BaseModel):
-  """Several queries, cut in the same way: at most one of the four minima and maxima."""
+class Options(BaseModel):
+  """Which results: at most one of the four minima and maxima, then which part of these."""
 
   model_config = ConfigDict(extra="forbid")
-  queries: list[_Text] = Field(min_length=1, max_length=LIMITS["batch"])
-  min_probability: float | None = Field(None, ge=0, le=1, allow_inf_nan=False, strict=True)
-  max_wrong: float | None = Field(None, ge=0, allow_inf_nan=False, strict=True)
-  min_precision: float | None = Field(None, ge=0, le=1, allow_inf_nan=False, strict=True)
-  threshold: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False, strict=True)
-  guarantee: bool = Field(False, strict=True)
-  top: int = Field(20, ge=1, le=LIMITS["top"], strict=True)
-  near: int = Field(0, ge=0, le=LIMITS["top"], strict=True)
+  min_probability: float | None = Field(
+    None,
+    ge=0,
+    le=1,
+    allow_inf_nan=False,
+    description="Minimum probability of each result; 0.5 if nothing else is asked for.",
+  )
+  max_wrong: float | None = Field(
+    None,
+    ge=0,
+    allow_inf_nan=False,
+    description="Irrelevant results per query, at most, in the mean.",
+  )
+  min_precision: float | None = Field(
+    None,
+    ge=0,
+    le=1,
+    allow_inf_nan=False,
+    description="Minimum precision of all results of many queries.",
+  )
+  threshold: float | None = Field(
+    None, ge=-1, le=1, allow_inf_nan=False, description="Minimum score of the results."
+  )
+  guarantee: bool = Field(
+    False, description="The lower bound of the precision must reach min_precision."
+  )
+  folder: str = Field(
+    "", max_length=1_000, description="Only this source or folder, as /api/about lists them."
+  )
+  since: Date | None = Field(None, description="Only images changed on this day or later.")
+  until: Date | None = Field(None, description="Only images changed on this day or before.")
+  order: Literal["best", "date"] = Field("best", description="date: the newest results first.")
+
+
+class Paged(Options):
+  top: int = Field(20, ge=1, le=LIMITS["top"], description="Maximum number of results.")
+  offset: int = Field(
+    0, ge=0, le=LIMITS["offset"], description="Skips so many results: the pages before."
+  )
+  near: int = Field(0, ge=0, le=LIMITS["top"], description="Maximum number of near misses.")
+  levels: bool = Field(False, description="Also how many images reach each percent.")
+
+
+_WEIGHT = Field(
+  0.5, ge=0, le=1, allow_inf_nan=False, description="Of the words, where there is a picture too."
+)
+_Q = Field(None, description="Text to search for.")
+_LIKE = Field(
+  None, description="Picture to search for: id of an image, or what POST /api/search answered."
+)
+
+
+class Search(Paged):
+  q: Text | None = _Q
+  like: Id | None = _LIKE
+  weight: float = _WEIGHT
+
+
+class Upload(Paged):
+  """Beside a picture as the body."""
+
+  q: Text | None = _Q
+  weight: float = _WEIGHT
+
+
+class Export(Options):
+  q: Text | None = _Q
+  like: Id | None = _LIKE
+  weight: float = _WEIGHT
+  top: int = Field(LIMITS["export"], ge=1, le=LIMITS["export"], description="Rows at most.")
+  format: Literal["csv", "json", "txt"] = Field("csv", description="txt: paths, one per line.")
+
+
+class Batch(Paged):
+  """Several queries with the same options."""
+
+  model_config = ConfigDict(extra="forbid", strict=True)
+  queries: list[Text] = Field(min_length=1, max_length=LIMITS["batch"])
 
 
 class Result(BaseModel):
   id: str
   image: str = Field(description="File name in the folder, or record in the data set.")
   url: str = Field(description="Address of the thumbnail on this server.")
+  folder: str = Field(description="Source, and the folder in it.")
+  date: str | None = Field(description="Day on which the file was changed; null: not known.")
 
 
 class Scored(Result):
@@ -41,8 +115,10 @@ class Scored(Result):
 
 class Hit(Scored):
   probability: float | None = Field(
-    description="That the image is relevant to the query in this collection; null: not evaluated."
+    description="That the image is relevant to the words in this collection; null: not evaluated, "
+    "or there are no words."
   )
+  likeness: float | None = Field(description="Cosine to the picture; null: there is none.")
 
 
 class Expect(BaseModel):
@@ -55,9 +131,19 @@ class Expect(BaseModel):
   wrong_per_query: float
 
 
+class Levels(BaseModel):
+  """Of this very query, for every whole percent from 1 to 99."""
+
+  results: list[int] = Field(description="Images with at least this probability.")
+  wrong: list[float] = Field(description="How many of these are expected to be irrelevant.")
+
+
 class Answer(BaseModel):
-  query: str
+  query: str | None = Field(description="Null: a picture alone.")
   relevant: bool = Field(description="Whether there are results.")
+  total: int | None = Field(
+    description="Results in all; null: at least as many as asked for, the index is approximate."
+  )
   words: bool = Field(
     description="Whether the query is a few known words, which has another meaning than a caption."
   )
@@ -66,13 +152,29 @@ class Answer(BaseModel):
   threshold: float | None = Field(
     description="Score that this query's results need; null: what is asked for cannot be reached."
   )
-  best_score: float
+  best_score: float | None = Field(description="Null: no image is in this folder or of this date.")
   best_probability: float | None
   expect: Expect | None
+  like: str | None = Field(description="Id of the picture, for further requests.")
+  levels: Levels | None = Field(description="If asked for, and if the model was evaluated.")
+  generation: str = Field(description="Of the index; after a change, /api/about has changed too.")
   results: list[Hit]
   near_misses: list[Hit] = Field(
     description="The best images below the threshold; none if there are `top` results or more."
   )
+
+
+class Curve(BaseModel):
+  """How many images have at least each score."""
+
+  query: str
+  scores: list[float]
+  images: list[int]
+  thresholds: list[float] | None = Field(
+    description="Score that each whole percent of probability needs; null: not evaluated."
+  )
+  others: list[list[int]] = Field(description="The same of captions that the model knows.")
+  images_in_all: int
 
 
 class Caption(BaseModel):
@@ -107,6 +209,11 @@ class Calibration(Meaning):
   words: Meaning | None = Field(description="The same for queries of a few known words.")
 
 
+class FolderSize(BaseModel):
+  folder: str
+  images: int
+
+
 class About(BaseModel):
   images: int
   captions: int
@@ -115,4 +222,6 @@ class About(BaseModel):
   scores: str = Field(description="What scores are: cosines, or how a bank corrects them.")
   calibration: Calibration | None = Field(description="Null: the model was not evaluated.")
   examples: list[str]
+  folders: list[FolderSize] = Field(description="Sources and their folders, 500 at most.")
+  dates: list[str] | None = Field(description="First and last day; null: not known.")
   limits: dict[str, int]

@@ -1,9 +1,10 @@
 """The service behind the API: answers queries and reloads the index when it changes on disk."""
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
-import functools
+import hashlib
 import os
 import pathlib
 import sys
@@ -12,45 +13,18 @@ import cachetools
 import numpy as np
 
 from xe_retrieval.calibration import artifact
-from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.preparation import cores
 from xe_retrieval.search import searcher as searchers
 from xe_retrieval.search.collection import MANIFEST
-from xe_retrieval.serving import thumbnails
+from xe_retrieval.serving import responses, thumbnails
 from xe_retrieval.serving.batching import Batcher, Busy
+from xe_retrieval.serving.limits import LIMITS
+from xe_retrieval.serving.loaded import InvalidRequest, Loaded, UnknownImage, embed_pictures
 from xe_retrieval.towers import bank
 
-LIMITS = {
-  "query": 500,  # characters
-  "batch": 64,  # queries per request
-  "top": 200,
-  "waiting": 256,  # queued queries; also thumbnails being made
-  "address": 8_192,  # bytes
-  "body": 262_144,
-}
 POLL = 1.0  # seconds between checks for a new index
-_QUERY_CACHE = 4_096  # embedded queries
-_CUT_CACHE = 256
+_PICTURE_CACHE = 1_024  # embedded pictures
 _THUMBNAIL_CACHE = 64 << 20  # bytes
-
-
-class InvalidRequest(Exception):
-  """The request cannot be answered; the message says why."""
-
-
-class UnknownImage(Exception):
-  """No image has this id."""
-
-
-class _Loaded:
-  """A searcher and what is cached for it: replaced as a whole when the index is reloaded."""
-
-  def __init__(self, searcher: searchers.Searcher):
-    self.searcher = searcher
-    self.queries = cachetools.LRUCache(_QUERY_CACHE)  # text -> searchers.Query
-    # Bounds at every level take a millisecond; clients repeat their options.
-    self.cut = functools.lru_cache(_CUT_CACHE)(searcher.cut)
-    self.calibration = searcher.calibration and _calibration(searcher)
 
 
 class Service:
@@ -59,11 +33,14 @@ class Service:
   def __init__(self, path, workdir="", poll=POLL, model=None):
     self.path, self.workdir, self._poll = pathlib.Path(path).expanduser(), workdir, poll
     before = _stamp(self.path / MANIFEST)
-    self._current = _Loaded(searchers.open_index(path, workdir, model))
+    self._counted = collections.Counter(reloads=0, query_hits=0, query_misses=0)
+    self._current = Loaded(searchers.open_index(path, workdir, model), self._counted)
     # The stamp from before loading: a change during loading is picked up by the next poll.
     self._seen = [before, *self._signature()[1:]]
     self._thumbnails = cachetools.LRUCache(_THUMBNAIL_CACHE, lambda made: len(made[0]))
+    self._uploads = cachetools.LRUCache(_PICTURE_CACHE)  # (model, id) -> vector
     self._queries = Batcher(self._answer, LIMITS["batch"], LIMITS["waiting"])
+    self._pictures = Batcher(embed_pictures, 1, LIMITS["pictures"])
     self._decoding = 0  # thumbnails being made
     self._pool = concurrent.futures.ThreadPoolExecutor(cores.available() + 1)
 
@@ -72,41 +49,72 @@ class Service:
     return self._current.searcher
 
   def warm_up(self):
-    """Compiles the text tower for every batch size."""
-    count = 1
-    while count <= LIMITS["batch"]:
-      queries = self.searcher.embed(["a"] * count)
-      self.searcher.nearest(np.stack([query.vector for query in queries]), 20)
-      count *= 2
+    self._current.warm_up()
+
+  def sizes(self) -> dict[str, int]:
+    """For /metrics."""
+    return {
+      "queue": self._queries.waiting,
+      "pictures": self._pictures.waiting,
+      "decoding": self._decoding,
+      "cached_queries": len(self._current.queries),
+      "cached_thumbnail_bytes": int(self._thumbnails.currsize),
+      "images": len(self.searcher.collection),
+      "generation": int(self.searcher.collection.manifest["generation"].lstrip("g")),
+      **self._counted,
+    }
 
   # ---- answering ----
 
-  async def search(self, queries, top, near, **asked):
-    """`asked` are the arguments of Searcher.cut."""
-    _cut(self._current, asked)  # rejects an invalid one before the work
-    k = min(top + near, LIMITS["top"] * 2)
-    answers = await self._queries.ask([(query, k) for query in queries])
-    return [_response(*answer, asked, top, near) for answer in answers]
+  async def search(self, queries, options: dict, like: str | None = None):
+    """`options` are fields of schema.Search; `queries` may be empty if there is a picture."""
+    found = await self._found(queries, options, like)
+    return [responses.search(searcher, one, like) for searcher, one in found]
+
+  async def export(self, queries, options: dict, kind: str, like: str | None = None):
+    """(content, media type)."""
+    ((searcher, found),) = await self._found(queries, options, like)
+    return await asyncio.get_running_loop().run_in_executor(
+      self._pool, responses.export, searcher, found, kind
+    )
+
+  async def _found(self, queries, options, like):
+    if not queries and like is None:
+      raise InvalidRequest("search for what? q is words, like a picture; give one or both")
+    self._current.check(options, bool(queries))
+    vector = None if like is None else self._like(like)
+    jobs = [(query, options, like, vector) for query in queries or [None]]
+    return await self._queries.ask(jobs)
+
+  def _like(self, id):
+    """(model's fingerprint, vector) of an image of the index, or of an uploaded picture."""
+    searcher = self.searcher
+    model = searcher.model.fingerprint()
+    row = searcher.collection.row(id)
+    if row is not None:
+      vector = np.asarray(searcher.collection.vectors[row])[None]
+      return model, searcher.model.scoring.plain(vector)[0]
+    if (model, id) not in self._uploads:
+      raise UnknownImage(id)
+    return model, self._uploads[model, id]
+
+  async def picture(self, data: bytes) -> str:
+    """An image file -> an id for `like`. It is known until others have pushed it out."""
+    searcher, id = self.searcher, hashlib.sha256(data).hexdigest()[:16]
+    key = searcher.model.fingerprint(), id
+    if key not in self._uploads:
+      (vector,) = await self._pictures.ask([(searcher, data)])
+      self._uploads[key] = vector
+    return id
 
   async def similar(self, id, top):
-    searcher = self.searcher
-    row = _row(searcher, id)
-    vector = np.asarray(searcher.collection.vectors[row])[None]
-    alone = searcher.model.scoring.plain(vector)  # images among each other: cosines
-    answers = await self._queries.ask([(alone, top + 1), (vector, -top)])
-    # The index may have been swapped since: each answer names the searcher that its rows refer to.
-    (owner, _, rows, scores), (caption_owner, _, *captions) = answers
-    others = [
-      _result(owner.searcher, r) | {"score": _round(s)} for r, s in zip(rows, scores, strict=True)
-    ]
-    return {
-      "image": _result(searcher, row),
-      "images": [other for other in others if other["id"] != id][:top],
-      "captions": _captions(caption_owner.searcher, *captions),
-    }
+    return (await self._queries.ask([lambda loaded: loaded.similar(id, top)]))[0]
+
+  async def curve(self, query):
+    return (await self._queries.ask([lambda loaded: loaded.curve(query)]))[0]
 
   def image(self, id):
-    return _result(self.searcher, _row(self.searcher, id))
+    return responses.image(self.searcher, self._current.row(id))
 
   def about(self):
     loaded = self._current
@@ -118,14 +126,15 @@ class Service:
       "step": collection.manifest["step"],
       "scores": bank.in_words(loaded.searcher.model.scoring.correction),
       "calibration": loaded.calibration,
-      "examples": _examples(collection.captions),
+      "examples": loaded.examples(),
+      "folders": loaded.folders,
+      "dates": collection.filters.span(),
       "limits": LIMITS,
     }
 
   async def thumbnail(self, id, side):
     """Returns (bytes, media type), from the cache or decoded in the thread pool."""
-    searcher = self.searcher
-    row = _row(searcher, id)
+    searcher, row = self.searcher, self._current.row(id)
     key = (id, side, tuple(searcher.collection.stamps[row].tolist()))
     if key in self._thumbnails:
       return self._thumbnails[key]
@@ -143,33 +152,11 @@ class Service:
     return made
 
   def _answer(self, jobs):
-    """[(text or vector, k)] -> [(_Loaded, Query or None, rows, scores)]; k < 0: captions.
-
-    Row numbers and queries are valid for the returned searcher only.
-    """
+    """[(text or None, options, id or None, (model, vector) or None), or a function of Loaded] ->
+    [(Searcher, Found), or what the function returns, or an exception]."""
     loaded = self._current
-    searcher, cache = loaded.searcher, loaded.queries
-    texts = {query for query, _ in jobs if isinstance(query, str)}
-    embedded = {query: cache[query] for query in texts if query in cache}
-    if new := list(texts - embedded.keys()):
-      embedded |= zip(new, searcher.embed(new), strict=True)
-      cache.update(embedded)
-    queries = [embedded[q] if isinstance(q, str) else None for q, _ in jobs]
-    vectors = [
-      job[0] if query is None else query.vector[None]
-      for job, query in zip(jobs, queries, strict=True)
-    ]
-    answers = [None] * len(jobs)
-    for captions in (False, True):
-      at = [i for i, (_, k) in enumerate(jobs) if (k < 0) == captions]
-      if at:
-        search = searcher.collection.search_captions if captions else searcher.nearest
-        most = max(abs(jobs[i][1]) for i in at)
-        rows, scores = search(np.concatenate([vectors[i] for i in at]), most)
-        for n, i in enumerate(at):
-          k = abs(jobs[i][1])
-          answers[i] = loaded, queries[i], rows[n, :k].tolist(), scores[n, :k]
-    return answers
+    found = iter(loaded.answer([job for job in jobs if not callable(job)]))
+    return [_result(job, loaded) if callable(job) else next(found) for job in jobs]
 
   # ---- reloading the index ----
 
@@ -189,14 +176,19 @@ class Service:
       if (signature := self._signature()) != self._seen:
         self._seen = signature
         await loop.run_in_executor(self._pool, self._reload)
+        self._seen[1:] = self._signature()[1:]  # of the workdir of the new model
 
   def _reload(self):
     try:
       new = searchers.open_index(self.path, self.workdir, self.searcher.model)
+      loaded = Loaded(new, self._counted)
+      if new.model is not self.searcher.model:
+        loaded.warm_up()  # compiled before it serves
     except (OSError, ValueError) as e:
       print(f"the new index was not loaded: {e}", file=sys.stderr, flush=True)
       return
-    self._current = _Loaded(new)
+    self._current = loaded
+    self._counted["reloads"] += 1
     print(f"reloaded: {len(new.collection):,} images", file=sys.stderr, flush=True)
 
   def _signature(self):
@@ -213,71 +205,11 @@ def _stamp(path):
   return about.st_mtime_ns, about.st_ino
 
 
-def _cut(loaded, asked):
+def _result(job, loaded):
   try:
-    return loaded.cut(**asked)
-  except ValueError as e:
-    raise InvalidRequest(str(e)) from e
-
-
-def _response(loaded, query, rows, scores, asked, top, near):
-  searcher = loaded.searcher
-  found = searcher.found(query, rows, scores, _cut(loaded, asked | {"words": query.words}))
-  hits = [
-    _result(searcher, row) | {"score": _round(score), "probability": p}
-    for row, score, p in zip(rows, scores, found.probabilities, strict=True)
-  ]
-  misses = hits[found.above : found.above + near] if found.above < top else []
-  return searchers.summary(found) | {
-    "results": hits[: min(found.above, top)],
-    "near_misses": misses,
-  }
-
-
-def _captions(searcher, numbers, scores):
-  """Captions of the collection that fit an image, the likeliest first."""
-  collection = searcher.collection
-  shown = searcher.caption_probabilities(collection.caption_vectors[numbers], scores)
-  captions = [
-    {"caption": collection.captions[i], "score": _round(score), "probability": p}
-    for i, score, p in zip(numbers, scores, shown, strict=True)
-  ]
-  return sorted(captions, key=lambda c: (-(c["probability"] or 0), -c["score"]))
-
-
-def _calibration(searcher):
-  """What probabilities were measured on, and what to expect of each minimum probability."""
-  calibration, best = searcher.calibration, searcher.meaning
-  return {
-    "measured_on": calibration.measured_on(),
-    "relevance": best.relevance,
-    "images": best.counts.images,
-    "default": artifact.DEFAULT_PROBABILITY,
-    "bank": calibration.bank is not None,
-    **_meaning(searcher, best),
-    "words": searcher.words and _meaning(searcher, searcher.words),
-  }
-
-
-def _meaning(searcher, meaning):
-  images = len(searcher.collection)
-  percents = [percent / 100 for percent in range(1, 100)]
-  return {
-    "relevant": relevances.MEANING[meaning.relevance],
-    "expect": [{"min_probability": p} | meaning.cut(images, p).expect for p in percents],
-  }
-
-
-def _row(searcher, id):
-  row = searcher.collection.row(id)
-  if row is None:
-    raise UnknownImage(id)
-  return row
-
-
-def _result(searcher, row):
-  id = searcher.collection.id(row)
-  return {"id": id, "image": searcher.collection.name(row), "url": f"/image/{id}"}
+    return job(loaded)
+  except UnknownImage as e:
+    return e
 
 
 def _thumbnail(collection, row, side):
@@ -286,14 +218,3 @@ def _thumbnail(collection, row, side):
   except Exception as e:  # file or data set missing, or a damaged image
     print(f"no thumbnail of {collection.name(row)!a}: {e}", file=sys.stderr, flush=True)
     return None
-
-
-def _examples(captions):
-  """Up to six example queries: captions spread over the collection."""
-  at = np.unique(np.linspace(0, len(captions) - 1, 60).astype(int)) if len(captions) else []
-  texts = [text for text in (captions[int(i)] for i in at) if 8 <= len(text) <= 60]
-  return texts[:: max(len(texts) // 6, 1)][:6]
-
-
-def _round(score):
-  return round(float(score), 4)

@@ -7,6 +7,7 @@ import threading
 from PIL import Image, ImageOps
 
 from xe_retrieval.preparation import image_files
+from xe_retrieval.preparation.rejections import Rejected
 
 SIDES = (320, 1280)
 MAX_PIXELS = 100_000_000
@@ -17,6 +18,22 @@ PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64">
 <path d="M14 46 26 30l8 10 6-7 10 13zM40 18a4 4 0 1 1 0 8 4 4 0 0 1 0-8z" fill="#8888"/>
 <path d="m12 12 40 40" stroke="#888" stroke-width="3"/></svg>
 """
+
+
+@contextlib.contextmanager
+def checked(data: bytes):
+  """For decoding what a stranger has sent: a known kind of file, not too large, and if large, one
+  at a time; otherwise ValueError."""
+  try:
+    image = Image.open(io.BytesIO(data), formats=image_files.FORMATS)
+    image_files.refuse_bombs(image, data, MAX_PIXELS)
+  except Rejected as e:
+    raise ValueError(f"{e.detail} are too many") from e
+  except Exception as e:  # decoders raise many exception types on damaged files
+    kinds = ", ".join(image_files.FORMATS)
+    raise ValueError(f"it should be a file of one of the kinds {kinds}") from e
+  with _one_large if image.width * image.height > _LARGE else contextlib.nullcontext():
+    yield
 
 
 def make(data: bytes, side: int) -> tuple[bytes, str]:

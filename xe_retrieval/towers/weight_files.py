@@ -37,6 +37,23 @@ def locate(name, revision=""):
   return path
 
 
+def locate_exported(name, revision=""):
+  """The downloaded copy of a model that `export` wrote; None if the Hugging Face id is no such."""
+  import huggingface_hub
+
+  at = {"revision": revision or None}
+  try:
+    huggingface_hub.hf_hub_download(name, "projections.safetensors", **at)
+    # Serialised functions repeat the weights; they are for those who do without this package.
+    return huggingface_hub.snapshot_download(name, ignore_patterns=["*.jax", "*.onnx"], **at)
+  except huggingface_hub.errors.RepositoryNotFoundError as error:
+    raise ValueError(f"{name} is neither a path on this machine nor a model on the Hub") from error
+  except huggingface_hub.errors.RevisionNotFoundError as error:
+    raise ValueError(f"{name} has no revision {revision!r}") from error
+  except (huggingface_hub.errors.EntryNotFoundError, OSError):
+    return None  # another kind of model, or out of reach: who reads it says so
+
+
 def _downloaded(name, at):
   """The copy of an earlier download if it has weights, else None."""
   import huggingface_hub

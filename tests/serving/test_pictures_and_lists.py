@@ -1,0 +1,156 @@
+"""A picture as the query; counting, paging, filtering and exporting all results."""
+
+import csv
+import io
+import json
+import os
+import urllib.parse
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.serving.conftest import Client, running
+from xe_retrieval.search import image_sources, update
+from xe_retrieval.serving import thumbnails
+
+PNG = {"content-type": "image/png"}
+
+
+def ask(client, address="/api/search", **asked):
+  status, _, found = client(f"{address}?{urllib.parse.urlencode(asked)}")
+  assert status == 200, found
+  return found
+
+
+def test_a_picture_finds_itself_and_more_like_it(client, photos):
+  data = (photos / "scene007.png").read_bytes()
+  status, _, found = client("/api/search?top=5", "POST", data, PNG)
+  assert status == 200 and found["results"][0]["image"] == "scene007.png"
+  first = found["results"][0]
+  assert first["score"] == pytest.approx(1, abs=1e-3) and first["probability"] is None
+  assert (found["query"], found["total"], found["familiar"]) == (None, 30, True)
+  # The id that was answered stands for the picture; that of an image of the index, too.
+  again = ask(client, like=found["like"], top=5)
+  assert again == found
+  alike = ask(client, like=first["id"], top=30)
+  assert alike["total"] == 29 and first["id"] not in [hit["id"] for hit in alike["results"]]
+  assert [hit["id"] for hit in alike["results"][:4]] == [h["id"] for h in found["results"][1:]]
+  near = ask(client, like=first["id"], threshold=alike["results"][3]["score"], near=2)
+  assert near["total"] == len(near["results"]) == 4 and len(near["near_misses"]) == 2
+
+
+def test_words_decide_what_is_relevant_and_the_picture_the_order(client):
+  words = ask(client, q="a red circle", top=200)
+  relevant = {hit["id"] for hit in words["results"]}
+  assert 3 < len(relevant) < 30
+  like = words["results"][-1]["id"]
+  assert ask(client, q="a red circle", like=like, weight=1, top=200)["results"] == [
+    hit | {"likeness": pytest.approx(1, abs=2)} for hit in words["results"] if hit["id"] != like
+  ]
+  both = ask(client, q="a red circle", like=like, weight=0, top=200)
+  assert {hit["id"] for hit in both["results"]} == relevant - {like}
+  shown = [hit["likeness"] for hit in both["results"]]
+  assert shown == sorted(shown, reverse=True)
+  assert {h["id"]: h["probability"] for h in both["results"]}.items() <= {
+    h["id"]: h["probability"] for h in words["results"]
+  }.items()
+
+
+def test_pictures_that_are_refused(client, photos, monkeypatch):
+  monkeypatch.setattr(thumbnails, "MAX_PIXELS", 50_000_000)
+  large = io.BytesIO()
+  Image.new("1", (8_000, 8_000)).save(large, "PNG")
+  for data, kind, status, sentence in [
+    (b"root:x:0:0", "image/png", 422, "the picture cannot be read: it should be a file of one of"),
+    (b"", "image/jpeg", 422, "the picture cannot be read"),
+    (large.getvalue(), "image/png", 422, "8000 x 8000 pixels are too many"),
+    (b"x", "text/plain", 415, "text/plain should be application/json, or image/… for a picture"),
+  ]:
+    found = client("/api/search", "POST", data, {"content-type": kind})
+    assert found[0] == status and sentence in found[2]["detail"]
+    client.connection.close()
+  announced = PNG | {"content-length": str(17 << 20)}
+  status, _, found = client("/api/search", "POST", b"", announced)
+  assert (status, found["detail"]) == (413, "the body is longer than 16,777,216 bytes")
+  client.connection.close()
+  data = (photos / "scene007.png").read_bytes()
+  status, _, found = client("/api/search?min_probability=0.5", "POST", data, PNG)
+  assert status == 422 and "min_probability is about words" in found["detail"]
+
+
+def test_counts_and_pages(client):
+  everything = ask(client, q="a red circle", threshold=-1, top=200, levels="true")
+  assert everything["total"] == 30
+  shown = np.array([hit["probability"] for hit in everything["results"]])
+  for percent in (1, 37, 50, 75, 99):
+    passing = shown[shown >= percent / 100 - 1e-9]
+    assert everything["levels"]["results"][percent - 1] == len(passing)
+    wrong = everything["levels"]["wrong"][percent - 1]
+    assert wrong == pytest.approx((1 - passing).sum(), abs=0.01)
+  relevant = [hit for hit in everything["results"] if hit["probability"] >= 0.5]
+  pages, offset = [], 0
+  while page := ask(client, q="a red circle", top=3, offset=offset)["results"]:
+    pages += page
+    offset += 3
+  assert pages == relevant and ask(client, q="a red circle", top=3)["total"] == len(relevant)
+
+
+def test_filters_and_order(index, photos, model, workdir):
+  for path in photos.rglob("*.png"):
+    number = int(path.stem[5:])
+    os.utime(path, (86_400 * number, 86_400 * number))  # scene007: 8 January 1970
+  update.update_index(index, model, workdir, [image_sources.Folder(photos)])
+  with running(index, model) as (port, _):
+    client = Client(port)
+    about = client("/api/about")[2]
+    assert about["dates"] == ["1970-01-01", "1970-01-30"]
+    assert about["folders"] == [
+      {"folder": "photos", "images": 30},
+      {"folder": "photos/deeper", "images": 10},
+      {"folder": "photos/deeper/still", "images": 10},
+    ]
+    every = {"q": "a red circle", "threshold": -1, "top": 200}
+    deeper = ask(client, **every, folder="photos/deeper")
+    assert deeper["total"] == 10
+    assert {hit["folder"] for hit in deeper["results"]} == {"photos/deeper/still"}
+    expected = [h for h in ask(client, **every)["results"] if "deeper" in h["folder"]]
+    assert deeper["results"] == expected
+    newest = ask(client, **every, order="date")["results"]
+    assert [hit["date"][-2:] for hit in newest] == [f"{day:02d}" for day in range(30, 0, -1)]
+    few = ask(client, q="a red circle", order="date", top=2, offset=1)
+    likely = ask(client, q="a red circle", top=200)["results"]
+    likely.sort(key=lambda hit: hit["date"], reverse=True)
+    assert few["results"] == likely[1:3] and few["total"] == len(likely)
+
+
+def test_dates_select_and_may_leave_nothing(client, photos):
+  assert ask(client, q="a", threshold=-1, since="1999-01-01")["total"] == 30
+  none = ask(client, q="a", threshold=-1, until="1999-01-01")
+  assert not none["relevant"] and none["results"] == [] and none["best_score"] is None
+  assert ask(client, q="a", threshold=-1, until="1999-01-01", levels="true")["total"] == 0
+
+
+def test_export_lists_every_result(client, photos):
+  found = ask(client, q="a red circle", top=200)["results"]
+  paths = [str(photos / hit["image"]) for hit in found]
+  content = ask(client, "/api/export", q="a red circle").decode()
+  rows = list(csv.DictReader(io.StringIO(content)))
+  assert [row["path"] for row in rows] == paths
+  assert [float(row["probability"]) for row in rows] == [hit["probability"] for hit in found]
+  status, headers, listed = client("/api/export?q=a+red+circle&format=json")
+  assert [row["path"] for row in listed["results"]] == paths
+  assert headers["content-disposition"] == 'attachment; filename="results.json"'
+  text = ask(client, "/api/export", q="a red circle", format="txt").decode()
+  assert text.splitlines() == paths
+  assert len(json.loads(json.dumps(listed))["results"]) == listed["total"]
+
+
+def test_the_curve_counts_images_by_score(client):
+  scores = [h["score"] for h in ask(client, q="a red circle", threshold=-1, top=200)["results"]]
+  curve = ask(client, "/api/curve", q="a red circle")
+  for score, images in zip(curve["scores"], curve["images"], strict=True):
+    assert images == pytest.approx(sum(s >= score for s in scores), abs=1)  # scores are rounded
+  assert curve["images"][0] == 30 and curve["images"][-1] == 0 and len(curve["others"]) == 40
+  cut = ask(client, q="a red circle", min_probability=0.6)["threshold"]
+  assert curve["thresholds"][59] == cut

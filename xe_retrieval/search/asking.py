@@ -1,0 +1,181 @@
+"""What is asked of a collection and what it answers: words, a picture, or both.
+
+Words decide what is relevant. A picture alone has no threshold: all images are answered, the most
+alike first. With both, words decide what is relevant, and the order is that of
+
+    weight · words + (1 − weight) · picture
+
+of the two scores, each divided by its standard deviation among the relevant images.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from xe_retrieval.calibration.artifact import Cut
+
+DIGITS = 4  # of scores and probabilities, as shown
+PERCENTS = np.arange(1, 100) / 100
+ORDERS = ("best", "date")
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+  """Words before they are answered: the same for every cut and every collection."""
+
+  text: str
+  vector: np.ndarray  # float32 [width], see bank.Scoring
+  known: object | None  # calibrator.Queries of one query; None: the model is not calibrated
+  words: bool  # a few known ones: another kind of query than a caption, with another meaning
+  familiar: bool
+  suggestions: list[str]  # training captions nearest to an unfamiliar query
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+  query: Query | None
+  cut: Cut
+  top: int = 20
+  offset: int = 0
+  near: int = 0  # near misses
+  order: str = "best"
+  mask: np.ndarray | None = None  # bool [N]: which images are searched
+  levels: bool = False  # also how many images reach each percent
+  like: np.ndarray | None = None  # float32 [width] of a picture, as bank.Scoring.plain gives it
+  weight: float = 0.5  # of the words, where there is a picture too
+  without: int | None = None  # a row that is no result: the picture itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """One answer. Results and near misses are rows of the collection, best first."""
+
+  ask: Ask
+  threshold: float | None  # the score that results need; None: the cut cannot be reached
+  rows: np.ndarray  # int64 [n]: results, then near misses
+  scores: np.ndarray  # float64 [n], rounded
+  probabilities: list[float | None]  # [n]
+  likeness: list[float | None]  # [n]: cosine to the picture
+  results: int  # how many of the rows are results
+  total: int | None  # results in all; None: an approximate index has not counted them
+  best: tuple[float | None, float | None]  # score and probability of the best image
+  levels: dict | None
+
+  @property
+  def relevant(self) -> bool:
+    return self.total is None or self.total > 0
+
+
+def answer(searcher, asks: list[Ask]) -> list[Found]:
+  """Asks that search the same images share one pass over the vectors."""
+  out = [None] * len(asks)
+  groups = {}
+  for i, ask in enumerate(asks):
+    groups.setdefault(id(ask.mask), []).append(i)
+  for group in groups.values():
+    some = [asks[i] for i in group]
+    thresholds = [searcher.threshold(ask.query, ask.cut) for ask in some]
+    least = [_least(searcher, *x) for x in zip(some, thresholds, strict=True)]
+    depth = max(_depth(ask, len(searcher.collection)) for ask in some)
+    vectors = np.stack([ask.like if ask.query is None else ask.query.vector for ask in some])
+    rows, scores, passing = searcher.collection.scan(vectors, depth, least, some[0].mask)
+    passing = passing or [None] * len(some)
+    for i, *one in zip(group, some, thresholds, rows, scores, passing, strict=True):
+      out[i] = _found(searcher, *one)
+  return out
+
+
+def _depth(ask, images):
+  """How many of the nearest are needed. Another order than by score needs all of the results."""
+  everything = ask.order != "best" or (ask.query and ask.like is not None)
+  return images if everything else ask.offset + ask.top + ask.near + (ask.without is not None)
+
+
+def _least(searcher, ask, threshold):
+  """The lowest score that counts; scores are rounded to DIGITS before they are compared."""
+  if ask.levels and ask.query and ask.query.known is not None:
+    return searcher.score_at(ask.query, PERCENTS[0]) - 10.0**-DIGITS
+  return np.inf if threshold is None else threshold - 10.0**-DIGITS
+
+
+def _found(searcher, ask, threshold, rows, scores, passing):
+  if ask.without is not None:
+    kept = rows != ask.without
+    if passing is not None and not kept.all():
+      passing = np.delete(passing, np.argmin(np.abs(passing - scores[~kept][0])))
+    rows, scores = rows[kept], scores[kept]
+  scores = rounded(scores)
+  above = 0 if threshold is None else int(np.count_nonzero(scores >= threshold))
+  total = above
+  if above == len(scores) > 0:  # there may be more than were looked for
+    total = None if passing is None else int(np.count_nonzero(rounded(passing) >= threshold))
+  everything = searcher.probabilities(ask.query, scores[:1])
+  best = (float(scores[0]), everything[0]) if len(scores) else (None, None)
+  order = _order(searcher, ask, rows[:above], scores[:above])
+  chosen = np.concatenate(
+    [
+      order[ask.offset : ask.offset + ask.top],
+      np.arange(above, above + ask.near) if above < ask.offset + ask.top else [],
+    ]
+  ).astype(np.int64)
+  results = len(order[ask.offset : ask.offset + ask.top])
+  chosen = chosen[chosen < len(rows)]
+  rows, scores = rows[chosen], scores[chosen]
+  return Found(
+    ask,
+    threshold,
+    rows,
+    scores,
+    searcher.probabilities(ask.query, scores),
+    _likeness(searcher, ask, rows).tolist() if ask.like is not None else [None] * len(rows),
+    results,
+    total,
+    best,
+    _levels(searcher, ask.query, passing) if ask.levels else None,
+  )
+
+
+def _order(searcher, ask, rows, scores):
+  """int64 [n]: in which order the results are shown."""
+  if ask.order == "date":
+    return np.argsort(-searcher.collection.filters.dates[rows], kind="stable")
+  if ask.query is None or ask.like is None:
+    return np.arange(len(rows))
+  parts = scores, _likeness(searcher, ask, rows)
+  words, picture = (x / (x.std() or 1) for x in parts) if len(rows) else parts
+  return np.argsort(-(ask.weight * words + (1 - ask.weight) * picture), kind="stable")
+
+
+def _likeness(searcher, ask, rows):
+  return rounded(np.asarray(searcher.collection.vectors[rows]) @ ask.like)
+
+
+def _levels(searcher, query, passing):
+  """How many images reach each percent, and how many of these are expected to be irrelevant."""
+  if query is None or query.known is None or passing is None:
+    return None
+  p = np.sort(np.array(searcher.probabilities(query, rounded(passing)), float))
+  at = np.searchsorted(p, PERCENTS - 1e-9)
+  wrong = np.concatenate([np.cumsum((1 - p)[::-1])[::-1], [0.0]])
+  return {"results": (len(p) - at).tolist(), "wrong": np.round(wrong[at], 2).tolist()}
+
+
+def rounded(scores):
+  return np.round(np.asarray(scores, np.float64), DIGITS)
+
+
+def summary(found: Found) -> dict:
+  """What is said of a query beside its results."""
+  query = found.ask.query
+  return {
+    "query": query and query.text,
+    "relevant": found.relevant,
+    "total": found.total,
+    "words": bool(query and query.words),
+    "familiar": query is None or query.familiar,
+    "suggestions": query.suggestions if query else [],
+    "threshold": found.threshold,
+    "best_score": found.best[0],
+    "best_probability": found.best[1],
+    "expect": found.ask.cut.expect,
+  }

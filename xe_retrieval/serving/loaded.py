@@ -1,0 +1,119 @@
+"""One generation of the index as the server holds it: its searcher, and what is cached for it."""
+
+import collections
+import functools
+
+import cachetools
+import numpy as np
+
+from xe_retrieval.search import asking
+from xe_retrieval.search import searcher as searchers
+from xe_retrieval.serving import responses, thumbnails
+from xe_retrieval.serving.batching import Busy
+from xe_retrieval.serving.limits import LIMITS
+
+_QUERY_CACHE = 4_096  # embedded queries
+_PAGE = ("top", "offset", "near", "order", "levels", "weight")  # options that Ask has too
+
+
+class InvalidRequest(Exception):
+  """The request cannot be answered; the message says why."""
+
+
+class UnknownImage(Exception):
+  """No image has this id."""
+
+
+class Loaded:
+  """Replaced as a whole when the index is reloaded."""
+
+  def __init__(self, searcher: searchers.Searcher, counted: collections.Counter):
+    self.searcher, self._counted = searcher, counted
+    self.queries = cachetools.LRUCache(_QUERY_CACHE)  # text -> asking.Query
+    self.calibration = searcher.calibration and responses.calibration(searcher)
+    self.folders = searcher.collection.filters.listed()
+    self._curves = functools.cache(lambda: responses.other_curves(searcher))
+
+  def warm_up(self):
+    """Compiles the text tower for every batch size, and the image tower for one picture."""
+    count = 1
+    while count <= LIMITS["batch"]:
+      queries = self.searcher.embed(["a"] * count)
+      self.searcher.collection.search(np.stack([query.vector for query in queries]), 20)
+      count *= 2
+    self.searcher.picture(np.zeros((64, 64, 3), np.uint8))
+
+  def examples(self):
+    """Queries to begin with: captions of the collection, or else of the training data."""
+    known = self.searcher.calibration and self.searcher.calibration.bank
+    captions = self.searcher.collection.captions
+    return responses.examples(captions if len(captions) or not known else known.captions)
+
+  def row(self, id) -> int:
+    row = self.searcher.collection.row(id)
+    if row is None:
+      raise UnknownImage(id)
+    return row
+
+  def similar(self, id, top):
+    return responses.similar(self.searcher, self.row(id), top)
+
+  def curve(self, text):
+    return responses.curve(self.searcher, *self._embedded([text]), self._curves())
+
+  def check(self, options, words: bool):
+    """InvalidRequest if these options cannot be answered, before any work."""
+    self._ask(asking.Query("", None, None, False, True, []) if words else None, options)
+
+  def answer(self, jobs):
+    """[(text or None, options, id or None, (model, vector) or None)] ->
+    [(Searcher, Found), or an exception if the index has changed since the request was checked]."""
+    queries = self._embedded([job[0] for job in jobs])
+    asks = [self._prepared(query, *job[1:]) for query, job in zip(queries, jobs, strict=True)]
+    valid = [ask for ask in asks if isinstance(ask, asking.Ask)]
+    found = iter(asking.answer(self.searcher, valid))
+    return [(self.searcher, next(found)) if isinstance(a, asking.Ask) else a for a in asks]
+
+  def _embedded(self, texts):
+    """[str or None] -> [Query or None]."""
+    wanted = {text for text in texts if text is not None}
+    known = {text: self.queries[text] for text in wanted if text in self.queries}
+    self._counted.update(query_hits=len(known), query_misses=len(wanted) - len(known))
+    if new := list(wanted - known.keys()):
+      known |= zip(new, self.searcher.embed(new), strict=True)
+      self.queries.update(known)
+    return [known.get(text) for text in texts]
+
+  def _prepared(self, query, options, id, like):
+    try:
+      model, vector = like or (None, None)
+      if model not in (None, self.searcher.model.fingerprint()):
+        raise Busy  # another model has been loaded since
+      without = None if id is None else self.searcher.collection.row(id)
+      return self._ask(query, options, like=vector, without=without)
+    except (InvalidRequest, Busy) as e:
+      return e
+
+  def _ask(self, query, options, **more):
+    searcher = self.searcher
+    asked = {name: options[name] for name in searchers.CUT}
+    where = options["folder"], options["since"], options["until"]
+    try:
+      cut = searcher.cut(**asked, words=query.words) if query else searchers.picture_cut(**asked)
+      mask = searcher.collection.filters.mask(*where)
+    except ValueError as e:
+      raise InvalidRequest(str(e)) from e
+    page = {name: options[name] for name in _PAGE if name in options}
+    return asking.Ask(query, cut, mask=mask, **page, **more)
+
+
+def embed_pictures(jobs):
+  """[(Searcher, image file)] -> [float32 [width] or InvalidRequest]."""
+  out = []
+  for searcher, data in jobs:
+    try:
+      with thumbnails.checked(data):
+        out.append(searcher.picture(data))
+    except ValueError as e:
+      out.append(InvalidRequest(f"the picture cannot be read: {e}"))
+  return out

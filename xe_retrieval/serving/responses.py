@@ -1,0 +1,166 @@
+"""Answers in the shape of schema.py, and lists to export."""
+
+import csv
+import io
+import json
+
+import numpy as np
+
+from xe_retrieval.calibration import artifact
+from xe_retrieval.evaluation import relevance as relevances
+from xe_retrieval.search import asking, filters
+
+CURVE = 201  # scores at which a query's images are counted
+OTHERS = 40  # captions whose curves are shown beside it
+
+
+def image(searcher, row) -> dict:
+  collection = searcher.collection
+  id = collection.id(row)
+  return {
+    "id": id,
+    "image": collection.name(row),
+    "url": f"image/{id}",
+    "folder": collection.filters.folder(row),
+    "date": filters.day(collection.filters.dates[row]),
+  }
+
+
+def search(searcher, found: asking.Found, like: str | None) -> dict:
+  hits = [
+    image(searcher, row) | {"score": float(score), "probability": p, "likeness": likeness}
+    for row, score, p, likeness in zip(
+      found.rows.tolist(), found.scores, found.probabilities, found.likeness, strict=True
+    )
+  ]
+  return asking.summary(found) | {
+    "like": like,
+    "levels": found.levels,
+    "generation": searcher.collection.manifest["generation"],
+    "results": hits[: found.results],
+    "near_misses": hits[found.results :],
+  }
+
+
+def similar(searcher, row, top) -> dict:
+  """Images that look like one, and captions of the collection that fit it, the likeliest first."""
+  collection = searcher.collection
+  vector = np.asarray(collection.vectors[row])[None]
+  alone = searcher.model.scoring.plain(vector)  # images among each other: cosines
+  rows, scores = (x[0] for x in collection.search(alone, top + 1))
+  numbers, fits = (x[0] for x in collection.search_captions(vector, top))
+  shown = searcher.caption_probabilities(collection.caption_vectors[numbers], fits)
+  captions = [
+    {"caption": collection.captions[int(i)], "score": _rounded(score), "probability": p}
+    for i, score, p in zip(numbers, fits, shown, strict=True)
+  ]
+  others = [
+    image(searcher, r) | {"score": _rounded(s)}
+    for r, s in zip(rows.tolist(), scores, strict=True)
+    if r != row
+  ]
+  return {
+    "image": image(searcher, row),
+    "images": others[:top],
+    "captions": sorted(captions, key=lambda c: (-(c["probability"] or 0), -c["score"])),
+  }
+
+
+def curve(searcher, query, others) -> dict:
+  """How many images have at least each score; `others` int [n, CURVE] are those of captions."""
+  scores, images = curves(searcher, query.vector[None])
+  return {
+    "query": query.text,
+    "scores": scores.tolist(),
+    "images": images[0].tolist(),
+    "thresholds": None
+    if query.known is None
+    else [searcher.score_at(query, p) for p in asking.PERCENTS.tolist()],
+    "others": others.tolist(),
+    "images_in_all": len(searcher.collection),
+  }
+
+
+def other_curves(searcher):
+  """int [≤ OTHERS, CURVE]: of captions of the collection, or else of the bank."""
+  collection, bank = searcher.collection, searcher.calibration and searcher.calibration.bank
+  if len(collection.captions):
+    at = np.unique(np.linspace(0, len(collection.captions) - 1, OTHERS).astype(int))
+    vectors = np.asarray(collection.caption_vectors[at])
+  elif bank:
+    texts = bank.captions[:: max(len(bank.captions) // OTHERS, 1)][:OTHERS]
+    vectors = np.stack([query.vector for query in searcher.embed(texts)])
+  else:
+    return np.zeros((0, CURVE), int)
+  return curves(searcher, vectors)[1]
+
+
+def curves(searcher, vectors):
+  """float32 [q, width] -> scores [CURVE], int [q, CURVE] images that reach each."""
+  grid = np.round(np.linspace(-1, 1, CURVE), 4)
+  images = np.zeros((len(vectors), CURVE), int)
+  for start in range(0, len(searcher.collection), 1 << 16):
+    found = np.sort(vectors @ searcher.collection.vectors[start : start + (1 << 16)].T, axis=1)
+    for one, line in zip(found, images, strict=True):
+      line += len(one) - np.searchsorted(one, grid)
+  return grid, images
+
+
+def calibration(searcher) -> dict:
+  """What probabilities were measured on, and what to expect of each minimum probability."""
+  known, best = searcher.calibration, searcher.meaning
+  return {
+    "measured_on": known.measured_on(),
+    "relevance": best.relevance,
+    "images": best.counts.images,
+    "default": artifact.DEFAULT_PROBABILITY,
+    "bank": known.bank is not None,
+    **_meaning(searcher, best),
+    "words": searcher.words and _meaning(searcher, searcher.words),
+  }
+
+
+def _meaning(searcher, meaning):
+  images = len(searcher.collection)
+  percents = [percent / 100 for percent in range(1, 100)]
+  return {
+    "relevant": relevances.MEANING[meaning.relevance],
+    "expect": [{"min_probability": p} | meaning.cut(images, p).expect for p in percents],
+  }
+
+
+def examples(captions) -> list[str]:
+  """Up to six example queries: captions spread over the collection, or over the bank."""
+  at = np.unique(np.linspace(0, len(captions) - 1, 60).astype(int)) if len(captions) else []
+  texts = [text for text in (captions[int(i)] for i in at) if 8 <= len(text) <= 60]
+  return texts[:: max(len(texts) // 6, 1)][:6]
+
+
+def export(searcher, found: asking.Found, kind: str) -> tuple[str, str]:
+  """All results -> (content, media type)."""
+  collection = searcher.collection
+  rows = [
+    {
+      "path": collection.full_name(row),
+      "probability": p,
+      "score": float(score),
+      "likeness": likeness,
+      "date": filters.day(collection.filters.dates[row]),
+    }
+    for row, p, score, likeness in zip(
+      found.rows.tolist(), found.probabilities, found.scores, found.likeness, strict=True
+    )
+  ][: found.results]
+  if kind == "json":
+    return json.dumps(asking.summary(found) | {"results": rows}), "application/json"
+  if kind == "txt":
+    return "".join(f"{row['path']}\n" for row in rows), "text/plain; charset=utf-8"
+  out = io.StringIO()
+  writer = csv.DictWriter(out, ["path", "probability", "score", "likeness", "date"])
+  writer.writeheader()
+  writer.writerows(rows)
+  return out.getvalue(), "text/csv; charset=utf-8"
+
+
+def _rounded(score):
+  return round(float(score), asking.DIGITS)
