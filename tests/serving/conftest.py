@@ -3,16 +3,28 @@
 import contextlib
 import http.client
 import json
+import shutil
 import socket
 import threading
 
 import pytest
 import uvicorn
+from playwright.sync_api import expect, sync_playwright
 
 from tests.search.conftest import *  # noqa: F403 the model, images and index
 from xe_retrieval.serving import app as apps
 from xe_retrieval.serving.protocol import LimitedProtocol
 from xe_retrieval.serving.service import Service
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = CHROMIUM or shutil.which("google-chrome")
+OPTIONS = (
+  *("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"),
+  *("--disable-component-update", "--disable-dev-shm-usage"),
+)
+LOADED = "(least) => [...document.images].filter((i) => i.naturalWidth > 0).length >= least"
+
+expect.set_options(timeout=30_000)
 
 
 class Client:
@@ -62,3 +74,15 @@ def server(index, model):
 @pytest.fixture
 def client(server):
   return Client(server)
+
+
+@pytest.fixture
+def page():
+  """A tab of Chromium."""
+  if CHROMIUM is None:
+    pytest.skip("chromium is not installed")
+  with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    yield page
+    browser.close()
