@@ -5,7 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
 case ${1:-} in ''|--open) ;; *) echo "usage: $0 [--open]" >&2; exit 2 ;; esac
-times=()
+losses=(sampled_softmax cross_example_softmax) times=()
+trap 'trap - INT TERM; kill 0' INT TERM # what runs in the background as well
+
 # stage NAME COMMAND…: runs it, and remembers how long it took.
 stage() {
   local name=$1 start=$SECONDS
@@ -15,19 +17,34 @@ stage() {
   times+=("$(printf '%4d s  %s' $((SECONDS - start)) "$name")")
 }
 
+# both COMMAND…: for both losses side by side, LOSS standing for each; on two cores that is faster
+# than one after the other. Progress bars, which end in \r, are left out.
+both() {
+  local loss running=() failed=0
+  for loss in "${losses[@]}"; do
+    "${@//LOSS/$loss}" > >(sed -u "s/.*\r//; s/^/$loss: /") 2>&1 &
+    running+=($!)
+  done
+  for loss in "${running[@]}"; do wait "$loss" || failed=$?; done
+  return $failed
+}
+
+run=runs/quickstart
+mkdir -p $run
+export JAX_COMPILATION_CACHE_DIR=$PWD/$run/compiled # commands share compiled functions
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 stage "installing" environment
-for loss in sampled_softmax cross_example_softmax; do
-  stage "training with $loss" \
-    python -m xe_retrieval.main --config=configs/quickstart.py:$loss --workdir=runs/quickstart/$loss
-  stage "evaluating it" python -m xe_retrieval.evaluate --workdir=runs/quickstart/$loss
-done
-stage "comparing" python -m xe_retrieval.compare \
-  runs/quickstart/{sampled_softmax,cross_example_softmax} --out=runs/quickstart/comparison
-stage "indexing" python -m xe_retrieval.index --workdir=runs/quickstart/cross_example_softmax \
-  --images=shapes/20000:test --out=runs/quickstart/index
+stage "drawing the data set" \
+  python -c 'from xe_retrieval.data import datasets; datasets.builder("shapes/20000", "datasets")'
+stage "training both" \
+  both python -m xe_retrieval.main --config=configs/quickstart.py:LOSS --workdir=$run/LOSS
+stage "evaluating both" both python -m xe_retrieval.evaluate --workdir=$run/LOSS
+stage "comparing" python -m xe_retrieval.compare "${losses[@]/#/$run/}" --out=$run/comparison
+stage "indexing" python -m xe_retrieval.index --workdir=$run/cross_example_softmax \
+  --images=shapes/20000:test --out=$run/index
 echo "where the time went ($SECONDS s):"
 printf '%s\n' "${times[@]}"
-echo "search in a browser: $(command -v python) -m xe_retrieval.serve --index=runs/quickstart/index"
+echo "search in a browser: $(command -v python) -m xe_retrieval.serve --index=$run/index"
 if [ "${1:-}" = --open ]; then
-  exec python -m xe_retrieval.serve --index=runs/quickstart/index --open
+  exec python -m xe_retrieval.serve --index=$run/index --open
 fi
