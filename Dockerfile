@@ -4,6 +4,9 @@
 #   docker run -p 8000:8000 -v $PWD:/data xe_retrieval \
 #     python -m xe_retrieval.serve --index=/data/index --host=0.0.0.0 --token=@/data/token
 #
+#   docker run --no-healthcheck -v $PWD:/data xe_retrieval \
+#     python -m xe_retrieval.main --config=/opt/xe_retrieval/configs/own.py:… --workdir=runs/mine
+#
 # Every other command of the project runs the same way; /data is the working directory.
 FROM python:3.11-slim-bookworm
 
@@ -19,7 +22,7 @@ RUN pip install -c constraints.txt -e ".${EXTRA:+[$EXTRA]}" \
   && mkdir /data \
   && chown xe /data
 
-USER xe
+USER 10001
 WORKDIR /data
 ENV PYTHONPATH=/opt/xe_retrieval HF_HOME=/data/.huggingface
 EXPOSE 8000

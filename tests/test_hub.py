@@ -29,7 +29,7 @@ METRICS = {
   "pr_auc": 12.345,
   "text_to_image": {"recall@1": 10.0, "recall@5": 20.0, "recall@10": 30.0},
   "image_to_text": {"recall@1": 11.0, "recall@5": 21.0, "recall@10": 31.0},
-  "intervals": {"pr_auc": [10.0, 14.0]},
+  "intervals": {"pr_auc": [10.0, 14.0], "image_to_text": {"recall@5": [19.5, 23.0]}},
 }
 
 
@@ -52,9 +52,15 @@ def test_push_and_load_by_revision(workdir, model, tmp_path):
     commit, files = hub.Hub.repositories["me/shapes"][-1]
     assert line == f'pushed: xe_retrieval.load("me/shapes", revision="{commit}")'
     assert {"projections.safetensors", "calibration.json", "bank.npz", "config.json"} <= set(files)
+    assert {"text/model.safetensors", "text/tokenizer.json", "image/model.safetensors"} <= set(
+      files
+    )
     card = files["README.md"].decode()
     assert card.startswith("---\nlibrary_name: xe_retrieval\n")
-    assert "| PR-AUC | 12.35 | 10.00 – 14.00 |" in card and "## Limits" in card
+    assert "| PR-AUC | 12.35 | 10.00 – 14.00 |" in card
+    assert "| image to text R@5 | 21.00 | 19.50 – 23.00 |" in card
+    assert "Trained with cross_example_softmax on shapes/" in card
+    assert "## Intended use" in card and "## Limits" in card
     found = json.loads(run("-c", LOAD, commit).splitlines()[-1])
     expected = model.embed_text(["a red circle"]).round(5).tolist()
     assert found == [expected, expected, f"me/shapes has no revision '{'f' * 40}'"]

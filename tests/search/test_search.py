@@ -214,12 +214,15 @@ def test_a_picture_alone_and_pages(searcher, photos):
 
 @pytest.mark.parametrize("kind", ["exact", "scann"])
 def test_totals_and_filters_of_both_kinds_of_index(photos, model, workdir, tmp_path, kind):
-  """An approximate index counts only where it has looked at everything that is relevant."""
+  """An approximate index counts only where it has looked at everything that is relevant, or where
+  it was asked to."""
   path = tmp_path / kind
   update.update_index(path, model, workdir, [image_sources.Folder(photos)], kind=kind)
   searcher = searchers.open_index(path, model=model)
   few = next(searcher.answers(["a star"], top=3, threshold=-1))
   assert few["relevant"] and few["total"] == (30 if kind == "exact" else None)
+  counted = next(searcher.answers(["a star"], top=3, threshold=-1, levels=True))
+  assert counted == few | {"total": 30}
   scores = [r["score"] for r in next(searcher.answers(["a star"], top=30, threshold=-1))["results"]]
   known = next(searcher.answers(["a star"], top=10, threshold=scores[4]))
   assert known["total"] == sum(score >= scores[4] for score in scores)

@@ -1,5 +1,6 @@
 """Pictures as queries, filters, lists and the curve, in Chromium driven by Playwright."""
 
+import json
 import pathlib
 import re
 
@@ -63,8 +64,15 @@ def test_pictures_filters_lists_and_the_curve(page, index, photos, model, tmp_pa
         [event, kind],
       )
       expect(status).to_have_text("30 of 30 images, the most alike first")
-    page.locator("#file").set_input_files(index / "collection.json")
-    expect(page.locator("#error")).to_have_text("collection.json is no picture.")
+    # What cannot be searched by is refused, and the results stay.
+    huge = {"name": "huge.png", "mimeType": "image/png", "buffer": bytes((16 << 20) + 1)}
+    for given, sentence in [
+      (index / "collection.json", "collection.json is no picture."),
+      (huge, "huge.png has more than 16 MB."),
+    ]:
+      page.locator("#file").set_input_files(given)
+      expect(status).to_have_text(sentence)
+      expect(cards).to_have_count(30)
 
     # Filters and the order, with the slider.
     page.goto(f"http://127.0.0.1:{port}/?q=a+red+circle&p=0.01")
@@ -83,6 +91,9 @@ def test_pictures_filters_lists_and_the_curve(page, index, photos, model, tmp_pa
     with page.expect_download() as download:
       page.locator("#export-csv").click()
     assert len(pathlib.Path(download.value.path()).read_text().splitlines()) == 31
+    with page.expect_download() as download:
+      page.locator("#export-json").click()
+    assert len(json.loads(pathlib.Path(download.value.path()).read_text())["results"]) == 30
     page.locator("#export-paths").click()
     expect(page.locator("#copied")).to_have_text("30 paths copied")
     copied = page.evaluate("navigator.clipboard.readText()").splitlines()
@@ -93,6 +104,9 @@ def test_pictures_filters_lists_and_the_curve(page, index, photos, model, tmp_pa
     expect(page.locator("#plot .own")).to_have_count(1)
     expect(page.locator("#plot .hair")).to_have_count(40)
     expect(page.locator("#curve-note")).to_contain_text("Blue is yours, grey are captions")
+    expect(page.locator("#plot .own")).to_have_css("stroke", "rgb(36, 103, 201)")
+    expect(page.locator("#plot .cut")).to_have_count(1)
+    assert page.locator("#plot .tick").all_text_contents()[:3] == ["30", "1", "10"]
     page.keyboard.press("Escape")
 
 

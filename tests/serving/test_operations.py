@@ -46,6 +46,17 @@ def test_health_and_metrics(client):
   assert (found["xe_images",], found["xe_generation",], found["xe_queue",]) == (30, 1, 0)
 
 
+def test_the_health_check_of_the_container(server):
+  text = (ROOT / "Dockerfile").read_text()
+  command = json.loads(re.search(r"^HEALTHCHECK .*?CMD (\[.*?\])$", text, re.S | re.M)[1])
+  with socket.create_server(("127.0.0.1", 0)) as free:
+    closed = free.getsockname()[1]
+  for port, healthy in ((server, True), (closed, False)):
+    program = command[-1].replace(":8000/", f":{port}/")
+    out = subprocess.run([sys.executable, *command[1:-1], program], capture_output=True)
+    assert (out.returncode == 0) == healthy
+
+
 def test_the_access_log_has_no_words(index, model):
   log = io.StringIO()
   with running(index, model, log=log) as (port, _):
@@ -135,14 +146,26 @@ def test_sigterm_answers_what_is_at_hand(index, tmp_path):
   log = tmp_path / "access.log"
   command = [sys.executable, "-m", "xe_retrieval.serve", f"--index={index}", "--port=0"]
   command += [f"--access_log={log}", "--base_path=/x"]
+  (tmp_path / "token").write_text("sesame\n")
+  command += ["--host=0.0.0.0", "--allowed_hosts=Search.example", f"--token=@{tmp_path / 'token'}"]
   process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
   line = next(found for found in process.stdout if "images" in found)
-  port = int(re.search(r"127\.0\.0\.1:(\d+)/x/ ", line)[1])
+  port = int(re.search(r"0\.0\.0\.0:(\d+)/x/ ", line)[1])
   client = Client(port)
   assert client("/x/healthz")[0] == 200
+  # Names are checked on every interface.
+  token = {"authorization": "Bearer sesame"}
+  for path, headers, status in [
+    ("/healthz", {"host": "evil.example"}, 421),
+    ("/healthz", {"host": f"search.example:{port}"}, 200),
+    ("/api/about", {"host": "localhost"}, 401),
+    ("/api/about", {"host": "10.0.0.7"} | token, 200),
+  ]:
+    assert client(path, headers=headers)[0] == status
+    client.connection.close()
   with socket.create_connection(("127.0.0.1", port)) as connection:
     connection.sendall(b"GET /api/search?q=" + b"a+" * 40 + b"&threshold=-1 HTTP/1.1\r\n")
-    connection.sendall(b"Host: localhost\r\n\r\n")
+    connection.sendall(b"Host: localhost\r\nAuthorization: Bearer sesame\r\n\r\n")
     time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
     connection.settimeout(20)

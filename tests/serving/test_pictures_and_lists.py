@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import os
+import re
 import urllib.parse
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import ROOT
 from tests.serving.conftest import Client, running
 from xe_retrieval.search import image_sources, update
 from xe_retrieval.serving import thumbnails
@@ -155,3 +157,23 @@ def test_the_curve_counts_images_by_score(client):
   assert curve["images"][0] == 30 and curve["images"][-1] == 0 and len(curve["others"]) == 40
   cut = ask(client, q="a red circle", min_probability=0.6)["threshold"]
   assert curve["thresholds"][59] == cut
+
+
+def test_the_client_of_the_documentation(index, photos, model, capsys):
+  page = (ROOT / "docs" / "search.md").read_text()
+  (code,) = re.findall(r"^A client in Python:\n\n```python\n(.*?)^```", page, re.S | re.M)
+  assert len([line for line in code.splitlines() if line]) <= 10
+  with running(index, model, token="sesame") as (port, _):
+    code = code.replace("http://127.0.0.1:8000/", f"http://127.0.0.1:{port}/")
+    names = {}
+    for text, ours in (('token=""', 'token="sesame"'), ("two dogs on a beach", "a red circle")):
+      code = code.replace(text, ours)
+    exec(code.replace("0.8", "0.3"), names)
+    expected = names["search"]("a red circle", min_probability=0.3)["results"]
+    shown = [f"{hit['probability']} {hit['image']}" for hit in expected]
+    assert len(shown) > 0 and capsys.readouterr().out.splitlines() == shown
+    picture = photos / "scene007.png"
+    alike = names["search"](picture=picture, top=3)["results"]
+    assert len(alike) == 3 and alike[0]["image"] == "scene007.png"
+    both = names["search"]("a red circle", picture, threshold=-1, weight=0)["results"]
+    assert both[0]["image"] == "scene007.png" and both[0]["probability"] > 0

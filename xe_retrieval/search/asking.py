@@ -40,7 +40,7 @@ class Ask:
   near: int = 0  # near misses
   order: str = "best"
   mask: np.ndarray | None = None  # bool [N]: which images are searched
-  levels: bool = False  # also how many images reach each percent
+  levels: bool = False  # also how many images reach each percent: looks at every image
   like: np.ndarray | None = None  # float32 [width] of a picture, as bank.Scoring.plain gives it
   weight: float = 0.5  # of the words, where there is a picture too
   without: int | None = None  # a row that is no result: the picture itself
@@ -71,14 +71,16 @@ def answer(searcher, asks: list[Ask]) -> list[Found]:
   out = [None] * len(asks)
   groups = {}
   for i, ask in enumerate(asks):
-    groups.setdefault(id(ask.mask), []).append(i)
+    groups.setdefault((id(ask.mask), ask.levels), []).append(i)
   for group in groups.values():
     some = [asks[i] for i in group]
     thresholds = [searcher.threshold(ask.query, ask.cut) for ask in some]
     least = [_least(searcher, *x) for x in zip(some, thresholds, strict=True)]
     depth = max(_depth(ask, len(searcher.collection)) for ask in some)
     vectors = np.stack([ask.like if ask.query is None else ask.query.vector for ask in some])
-    rows, scores, passing = searcher.collection.scan(vectors, depth, least, some[0].mask)
+    rows, scores, passing = searcher.collection.scan(
+      vectors, depth, least, some[0].mask, some[0].levels
+    )
     passing = passing or [None] * len(some)
     for i, *one in zip(group, some, thresholds, rows, scores, passing, strict=True):
       out[i] = _found(searcher, *one)

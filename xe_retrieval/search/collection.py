@@ -89,13 +89,14 @@ class Collection:
       return self._index.search(queries, k)
     return nearest.nearest(self.vectors, queries, k)
 
-  def scan(self, queries, k, least, mask=None):
+  def scan(self, queries, k, least, mask=None, exact=False):
     """`search`, and all scores from `least` [Q] on; see nearest.scan.
 
-    Third, None instead of the scores where an approximate index has answered.
+    Third, None instead of the scores where an approximate index has answered, which it does not if
+    `exact`.
     """
     k = min(k, len(self) if mask is None else int(np.count_nonzero(mask)))
-    if self._index and k <= SCANN_DEPTH and mask is None:
+    if self._index and k <= SCANN_DEPTH and mask is None and not exact:
       return *self.search(queries, k), None
     return nearest.scan(self.vectors, queries, k, least, mask)
 

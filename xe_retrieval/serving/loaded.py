@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import hashlib
+import json
 
 import cachetools
 import numpy as np
@@ -11,6 +13,7 @@ from xe_retrieval.search import searcher as searchers
 from xe_retrieval.serving import responses, thumbnails
 from xe_retrieval.serving.batching import Busy
 from xe_retrieval.serving.limits import LIMITS
+from xe_retrieval.towers import bank
 
 _QUERY_CACHE = 4_096  # embedded queries
 _PAGE = ("top", "offset", "near", "order", "levels", "weight")  # options that Ask has too
@@ -30,9 +33,10 @@ class Loaded:
   def __init__(self, searcher: searchers.Searcher, counted: collections.Counter):
     self.searcher, self._counted = searcher, counted
     self.queries = cachetools.LRUCache(_QUERY_CACHE)  # text -> asking.Query
-    self.calibration = searcher.calibration and responses.calibration(searcher)
-    self.folders = searcher.collection.filters.listed()
     self._curves = functools.cache(lambda: responses.other_curves(searcher))
+    self.about = self._about()
+    # Differs after a new evaluation too, which leaves the generation of the index as it is.
+    self.version = hashlib.sha256(json.dumps(self.about).encode()).hexdigest()[:16]
 
   def warm_up(self):
     """Compiles the text tower for every batch size, and the image tower for one picture."""
@@ -43,11 +47,23 @@ class Loaded:
       count *= 2
     self.searcher.picture(np.zeros((64, 64, 3), np.uint8))
 
-  def examples(self):
-    """Queries to begin with: captions of the collection, or else of the training data."""
-    known = self.searcher.calibration and self.searcher.calibration.bank
-    captions = self.searcher.collection.captions
-    return responses.examples(captions if len(captions) or not known else known.captions)
+  def _about(self) -> dict:
+    collection, known = self.searcher.collection, self.searcher.calibration
+    captions = collection.captions
+    if not len(captions) and known and known.bank:
+      captions = known.bank.captions  # of the training data
+    return {
+      "images": len(collection),
+      "captions": len(collection.captions),
+      "generation": collection.manifest["generation"],
+      "step": collection.manifest["step"],
+      "scores": bank.in_words(self.searcher.model.scoring.correction),
+      "calibration": known and responses.calibration(self.searcher),
+      "examples": responses.examples(captions),
+      "folders": collection.filters.listed(),
+      "dates": collection.filters.span(),
+      "limits": LIMITS,
+    }
 
   def row(self, id) -> int:
     row = self.searcher.collection.row(id)
@@ -67,12 +83,12 @@ class Loaded:
 
   def answer(self, jobs):
     """[(text or None, options, id or None, (model, vector) or None)] ->
-    [(Searcher, Found), or an exception if the index has changed since the request was checked]."""
+    [(Loaded, Found), or an exception if the index has changed since the request was checked]."""
     queries = self._embedded([job[0] for job in jobs])
     asks = [self._prepared(query, *job[1:]) for query, job in zip(queries, jobs, strict=True)]
     valid = [ask for ask in asks if isinstance(ask, asking.Ask)]
     found = iter(asking.answer(self.searcher, valid))
-    return [(self.searcher, next(found)) if isinstance(a, asking.Ask) else a for a in asks]
+    return [(self, next(found)) if isinstance(a, asking.Ask) else a for a in asks]
 
   def _embedded(self, texts):
     """[str or None] -> [Query or None]."""

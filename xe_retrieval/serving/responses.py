@@ -132,7 +132,8 @@ def _meaning(searcher, meaning):
 def examples(captions) -> list[str]:
   """Up to six example queries: captions spread over the collection, or over the bank."""
   at = np.unique(np.linspace(0, len(captions) - 1, 60).astype(int)) if len(captions) else []
-  texts = [text for text in (captions[int(i)] for i in at) if 8 <= len(text) <= 60]
+  texts = dict.fromkeys(captions[int(i)] for i in at)  # each once
+  texts = [text for text in texts if 8 <= len(text) <= 60]
   return texts[:: max(len(texts) // 6, 1)][:6]
 
 

@@ -61,7 +61,9 @@ class Paged(Options):
     0, ge=0, le=LIMITS["offset"], description="Skips so many results: the pages before."
   )
   near: int = Field(0, ge=0, le=LIMITS["top"], description="Maximum number of near misses.")
-  levels: bool = Field(False, description="Also how many images reach each percent.")
+  levels: bool = Field(
+    False, description="Also how many images reach each percent; compares with every image."
+  )
 
 
 _WEIGHT = Field(
@@ -142,7 +144,8 @@ class Answer(BaseModel):
   query: str | None = Field(description="Null: a picture alone.")
   relevant: bool = Field(description="Whether there are results.")
   total: int | None = Field(
-    description="Results in all; null: at least as many as asked for, the index is approximate."
+    description="Results in all; null: at least as many as asked for, the index is approximate and "
+    "`levels` were not."
   )
   words: bool = Field(
     description="Whether the query is a few known words, which has another meaning than a caption."
@@ -157,7 +160,8 @@ class Answer(BaseModel):
   expect: Expect | None
   like: str | None = Field(description="Id of the picture, for further requests.")
   levels: Levels | None = Field(description="If asked for, and if the model was evaluated.")
-  generation: str = Field(description="Of the index; after a change, /api/about has changed too.")
+  generation: str = Field(description="Of the index.")
+  version: str = Field(description="Of /api/about: ask for it again when this has changed.")
   results: list[Hit]
   near_misses: list[Hit] = Field(
     description="The best images below the threshold; none if there are `top` results or more."
@@ -225,3 +229,4 @@ class About(BaseModel):
   folders: list[FolderSize] = Field(description="Sources and their folders, 500 at most.")
   dates: list[str] | None = Field(description="First and last day; null: not known.")
   limits: dict[str, int]
+  version: str = Field(description="Of all this; answers to searches have it too.")

@@ -20,7 +20,6 @@ from xe_retrieval.serving import responses, thumbnails
 from xe_retrieval.serving.batching import Batcher, Busy
 from xe_retrieval.serving.limits import LIMITS
 from xe_retrieval.serving.loaded import InvalidRequest, Loaded, UnknownImage, embed_pictures
-from xe_retrieval.towers import bank
 
 POLL = 1.0  # seconds between checks for a new index
 _PICTURE_CACHE = 1_024  # embedded pictures
@@ -69,13 +68,16 @@ class Service:
   async def search(self, queries, options: dict, like: str | None = None):
     """`options` are fields of schema.Search; `queries` may be empty if there is a picture."""
     found = await self._found(queries, options, like)
-    return [responses.search(searcher, one, like) for searcher, one in found]
+    return [
+      responses.search(loaded.searcher, one, like) | {"version": loaded.version}
+      for loaded, one in found
+    ]
 
   async def export(self, queries, options: dict, kind: str, like: str | None = None):
     """(content, media type)."""
-    ((searcher, found),) = await self._found(queries, options, like)
+    ((loaded, found),) = await self._found(queries, options, like)
     return await asyncio.get_running_loop().run_in_executor(
-      self._pool, responses.export, searcher, found, kind
+      self._pool, responses.export, loaded.searcher, found, kind
     )
 
   async def _found(self, queries, options, like):
@@ -117,20 +119,7 @@ class Service:
     return responses.image(self.searcher, self._current.row(id))
 
   def about(self):
-    loaded = self._current
-    collection = loaded.searcher.collection
-    return {
-      "images": len(collection),
-      "captions": len(collection.captions),
-      "generation": collection.manifest["generation"],
-      "step": collection.manifest["step"],
-      "scores": bank.in_words(loaded.searcher.model.scoring.correction),
-      "calibration": loaded.calibration,
-      "examples": loaded.examples(),
-      "folders": loaded.folders,
-      "dates": collection.filters.span(),
-      "limits": LIMITS,
-    }
+    return self._current.about | {"version": self._current.version}
 
   async def thumbnail(self, id, side):
     """Returns (bytes, media type), from the cache or decoded in the thread pool."""
@@ -153,7 +142,7 @@ class Service:
 
   def _answer(self, jobs):
     """[(text or None, options, id or None, (model, vector) or None), or a function of Loaded] ->
-    [(Searcher, Found), or what the function returns, or an exception]."""
+    [(Loaded, Found), or what the function returns, or an exception]."""
     loaded = self._current
     found = iter(loaded.answer([job for job in jobs if not callable(job)]))
     return [_result(job, loaded) if callable(job) else next(found) for job in jobs]
@@ -184,7 +173,7 @@ class Service:
       loaded = Loaded(new, self._counted)
       if new.model is not self.searcher.model:
         loaded.warm_up()  # compiled before it serves
-    except (OSError, ValueError) as e:
+    except Exception as e:  # whatever it is, the old index serves on, and the next one is awaited
       print(f"the new index was not loaded: {e}", file=sys.stderr, flush=True)
       return
     self._current = loaded

@@ -39,8 +39,6 @@ function table(rows) {
   return make("div", "scroll", make("table", "", body));
 }
 
-const fields = (schema) => table(Object.entries(schema.properties).map(([name, s]) => [name, s, s.description]));
-
 /** The object that a schema is or contains, for its table of fields. */
 function objectIn(schema) {
   const found = resolve(schema);
@@ -54,6 +52,16 @@ function section(title, ...content) {
   return make("details", "", summary, ...content);
 }
 
+/** A table of an object's fields, and of the fields of each object in it. */
+function fields(object) {
+  const all = Object.entries(object.properties);
+  const inner = all.map(([name, schema]) => [name, objectIn(schema)]).filter(([, found]) => found);
+  return [
+    table(all.map(([name, schema]) => [name, schema, schema.description])),
+    ...inner.map(([name, found]) => section(`${name}: ${found.title}`, ...fields(found))),
+  ];
+}
+
 function operation(path, method, about) {
   const parts = [make("h2", "", make("code", "", `${method.toUpperCase()} ${path}`)), make("p", "", about.description ?? about.summary)];
   if (about.parameters?.length) {
@@ -61,14 +69,14 @@ function operation(path, method, about) {
   }
   for (const [kind, { schema }] of Object.entries(about.requestBody?.content ?? {})) {
     const object = objectIn(schema);
-    if (object) parts.push(section(`Body: ${kind}`, fields(object)));
+    if (object) parts.push(section(`Body: ${kind}`, ...fields(object)));
   }
   const kinds = Object.keys(about.requestBody?.content ?? {}).filter((kind) => kind.startsWith("image/"));
   if (kinds.length) parts.push(make("p", "", `Or a picture as the body: ${kinds.join(", ")}.`));
   for (const [status, response] of Object.entries(about.responses)) {
     const [kind, content] = Object.entries(response.content ?? {})[0] ?? [];
     const object = status === "200" && objectIn(content?.schema);
-    if (object) parts.push(section(`Answer: ${kind}`, fields(object)));
+    if (object) parts.push(section(`Answer: ${kind}`, ...fields(object)));
   }
   const errors = Object.entries(about.responses).filter(([status]) => status !== "200");
   if (errors.length) {

@@ -2,11 +2,17 @@
 
 import { button, make, percent } from "./words.js";
 
+const RETRIES = 2;
+
 export function loadImage(img, url, name) {
+  let attempt = 0;
   img.alt = name;
   img.loading = "lazy";
   img.decoding = "async";
-  img.onerror = () => img.closest(".card, figure")?.classList.add("broken");
+  img.onerror = () => { // a busy server refuses; a file that is missing has a placeholder
+    if (attempt++ === RETRIES) return img.closest(".card, figure")?.classList.add("broken");
+    setTimeout(() => { if (img.getAttribute("src") === url) img.src = url; }, 1000 * (0.5 + Math.random()));
+  };
   img.src = url;
 }
 

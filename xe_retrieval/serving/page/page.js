@@ -180,7 +180,14 @@ async function search() {
     if (query !== shownFor || found.like !== answer?.like) peeking = false;
     cards.clear();
     [answer, hits, shownFor] = [found, found.results, query];
-    if (found.generation !== about.generation) await describe();
+    if (found.version !== about.version) {
+      const before = Boolean(about.calibration);
+      await describe();
+      if (Boolean(about.calibration) !== before) { // the slider means something else now
+        setWanted(defaultWanted(about));
+        return search();
+      }
+    }
     show();
   } catch (error) {
     if (error.name !== "AbortError") fail(error.message);
@@ -199,7 +206,7 @@ async function showMore() {
     hits = [...hits, ...found.results.filter((hit) => !known.has(hit.id))];
     show();
   } catch (error) {
-    if (error.name !== "AbortError") $("status").textContent = error.message;
+    if (error.name !== "AbortError") say(error.message);
   } finally {
     $("more").disabled = false;
   }
@@ -266,7 +273,7 @@ async function showCurve() {
       + `a score. Blue is yours${curve.others.length ? ", grey are captions that the model knows" : ""}; `
       + `the dashed line is what results need now, ${threshold.toFixed(2)}.`;
   } catch (error) {
-    $("status").textContent = error.message;
+    say(error.message);
   }
 }
 
@@ -283,7 +290,9 @@ async function copyPaths() {
 
 // ---- events ----
 
-const openDetail = details.listen(ask, askLike, passes, (sentence) => { $("status").textContent = sentence; });
+/** What went wrong beside the search: its results still stand. */
+const say = (sentence) => { $("status").textContent = sentence; };
+const openDetail = details.listen(ask, askLike, passes, say);
 const cards = new Cards(openDetail);
 const later = (change = search) => {
   clearTimeout(timer);
@@ -327,10 +336,10 @@ addEventListener("keydown", (event) => {
 
 // ---- start ----
 
-/** What the page says of the collection; asked for again when the index has changed. */
+/** What the page says of the collection; asked for again when the server has loaded another index or evaluation. */
 async function describe() {
   about = await request("api/about");
-  $("size").textContent = `${number(about.images)} images are searched. Describe one, or drop a picture here.`;
+  $("size").textContent = `${number(about.images)} images are searched. Describe one, or search by a picture.`;
   const known = about.calibration;
   const few = known?.words ? `, or to a few words if ${known.words.relevant}` : "";
   $("measured").textContent = known
@@ -343,7 +352,7 @@ async function describe() {
 try {
   await describe();
   filters.listen(search);
-  pictures.listen(about.limits.picture, search, fail);
+  pictures.listen(about.limits.picture, search, say);
   await readAddress();
 } catch (error) {
   fail(error.message);

@@ -1,6 +1,6 @@
 // Requests to the API: waits and asks again when the server is busy, asks for a token when it wants one.
 
-import { $ } from "./words.js";
+import { make } from "./words.js";
 
 const RETRIES = 4;
 
@@ -33,19 +33,27 @@ let asking = null; // one dialog for all requests that wait for it
 
 function login() {
   asking ??= new Promise((done) => {
-    const again = document.cookie.includes("xe_token=");
-    $("wrong").hidden = !again;
-    $("login").showModal();
-    $("login-form").addEventListener("submit", (event) => {
+    const token = Object.assign(make("input"), { id: "token", type: "password", autocomplete: "current-password", required: true });
+    const title = Object.assign(make("h2", "", "This server asks for its token"), { id: "login-title" });
+    const form = make("form", "detail", title, make("label", "", "Token ", token), make("button", "", "Continue"));
+    if (document.cookie.includes("xe_token=")) title.after(make("p", "", "That was not the right one."));
+    const dialog = Object.assign(make("dialog", "", form), { id: "login" });
+    dialog.setAttribute("aria-labelledby", title.id);
+    form.addEventListener("submit", (event) => {
       event.preventDefault();
       // A cookie, as images are loaded without other headers. Only for this path and this site.
       const path = location.pathname.replace(/[^/]*$/, "");
-      document.cookie = `xe_token=${encodeURIComponent($("token").value)}; path=${path}; SameSite=Strict`;
-      $("token").value = "";
-      $("login").close();
+      const secure = location.protocol === "https:" ? "; Secure" : "";
+      document.cookie = `xe_token=${encodeURIComponent(token.value)}; path=${path}; SameSite=Strict${secure}`;
+      dialog.close();
+    });
+    dialog.addEventListener("close", () => { // by Escape, too: the request is made again and refused again
+      dialog.remove();
       asking = null;
       done();
-    }, { once: true });
+    });
+    document.body.append(dialog);
+    dialog.showModal();
   });
   return asking;
 }
