@@ -1,4 +1,4 @@
-"""What a newcomer runs first: installing, launch/own.sh, the Dockerfile."""
+"""What a newcomer runs first: installing, launch/quickstart.sh, launch/own.sh, the Dockerfile."""
 
 import os
 import re
@@ -18,8 +18,10 @@ for argument; do
     --out=datasets) mkdir -p datasets/captions/my_photos/1.0.0 ;;
     --workdir=runs/*) mkdir -p "${argument#*=}"; touch "${argument#*=}/metrics.jsonl" ;;
   esac
-  case $2 in *evaluate) touch -d +1minute runs/my_photos/calibration.json ;; esac
 done
+case $2,$* in *evaluate,*runs/my_photos*) touch -d +1minute runs/my_photos/calibration.json ;; esac
+[ "$2" != xe_retrieval.main ] || printf ' 50 %%\r100 %%\rstep 600\n'
+case "$*" in *"${FAILS:-nothing fails}"*) exit 1 ;; esac
 """
 PIP = """#!/usr/bin/env bash
 echo "$*" >> "$STAGE/pip"
@@ -57,6 +59,21 @@ def calls(tmp_path):
   found = (tmp_path / "calls").read_text().splitlines()
   (tmp_path / "calls").unlink()
   return found
+
+
+def test_quickstart_runs_both_losses_side_by_side(stage, tmp_path):
+  out = stage("repository/launch/quickstart.sh")
+  assert out.returncode == 0, out.stderr
+  modules = [call.split()[1].removeprefix("xe_retrieval.") for call in calls(tmp_path)]
+  assert modules == ["main", "main", "evaluate", "evaluate", "compare", "index"]
+  lines = out.stdout.splitlines()
+  for loss in ("sampled_softmax", "cross_example_softmax"):
+    assert f"{loss}: step 600" in lines  # without the progress bar before it
+  assert len([line for line in lines if re.match(r" *\d+ s  ", line)]) == 6  # where the time went
+  assert lines[-1].endswith("-m xe_retrieval.serve --index=runs/quickstart/index")
+  out = stage("repository/launch/quickstart.sh", FAILS="evaluate --workdir=runs/quickstart/sampled")
+  assert out.returncode == 1
+  assert "compare" not in "".join(calls(tmp_path))
 
 
 def test_own_images_from_captions_to_the_page(stage, tmp_path):
