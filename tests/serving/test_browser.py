@@ -250,4 +250,7 @@ def test_the_api_is_described(page, index, model):
     expect(page.locator("section")).to_have_count(8)
     page.get_by_text("Parameters").first.click()
     expect(page.get_by_role("rowheader", name="min_probability").first).to_be_visible()
+    page.get_by_text("Answer: application/json").first.click()
+    page.get_by_text("results: Hit").first.click()
+    expect(page.get_by_role("rowheader", name="likeness").first).to_be_visible()
     assert all(url.startswith(f"http://127.0.0.1:{port}/") for url in requests)

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
+from tests.search.conftest import draw
 from tests.serving.conftest import Client, running
 from xe_retrieval.search import image_sources, update
 from xe_retrieval.serving import thumbnails
@@ -125,6 +126,21 @@ def test_filters_and_order(index, photos, model, workdir):
     likely = ask(client, q="a red circle", top=200)["results"]
     likely.sort(key=lambda hit: hit["date"], reverse=True)
     assert few["results"] == likely[1:3] and few["total"] == len(likely)
+
+
+def test_a_source_selects_its_images(index, photos, model, workdir, tmp_path):
+  """Two folders of one name are told apart."""
+  other = tmp_path / "elsewhere" / "photos"
+  draw(other, range(40, 45))
+  update.update_index(index, model, workdir, [image_sources.Folder(other)])
+  with running(index, model) as (port, _):
+    client = Client(port)
+    sizes = {one["folder"]: one["images"] for one in client("/api/about")[2]["folders"]}
+    assert sizes["photos"] == 30 and sizes["photos (2)"] == 5
+    found = ask(client, q="a", threshold=-1, folder="photos (2)")
+    assert sorted(hit["image"] for hit in found["results"]) == [
+      f"scene{number:03d}.png" for number in range(40, 45)
+    ]
 
 
 def test_dates_select_and_may_leave_nothing(client, photos):

@@ -34,7 +34,7 @@ function limits(schema) {
 function table(rows) {
   const body = make("tbody", "", ...rows.map(([name, schema, description]) => make("tr", "",
     make("th", "", name), make("td", "", typeOf(schema)),
-    make("td", "", [description ?? resolve(schema)?.description, limits(schema)].filter(Boolean).join(" · ")))));
+    make("td", "", [description ?? resolve(schema)?.description, limits(schema)].filter(Boolean).join(" · ").replaceAll("`", "")))));
   for (const cell of body.querySelectorAll("th")) cell.scope = "row";
   return make("div", "scroll", make("table", "", body));
 }

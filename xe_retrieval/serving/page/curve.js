@@ -2,7 +2,7 @@
 
 import { $, number } from "./words.js";
 
-const [BOTTOM, TOP] = [40, 12];
+const [BOTTOM, TOP, RIGHT] = [40, 12, 20];
 
 function shape(tag, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -24,7 +24,7 @@ export function draw(curve, threshold) {
   const first = Math.max(0, changes.indexOf(true) - 1);
   const last = Math.min(curve.scores.length - 1, changes.lastIndexOf(true) + 1);
   const [low, high] = [curve.scores[first], curve.scores[last]];
-  const x = (score) => LEFT + (WIDTH - LEFT - 12) * (score - low) / (high - low || 1);
+  const x = (score) => LEFT + (WIDTH - LEFT - RIGHT) * (score - low) / (high - low || 1);
   const most = Math.log10(curve.images_in_all + 1);
   const y = (images) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.log10(images + 1) / most);
   const path = (images) => curve.scores.slice(first, last + 1)
@@ -35,7 +35,7 @@ export function draw(curve, threshold) {
   for (let images = 1; y(images) > y(ticks[0]) + 16; images *= 10) ticks.push(images);
   for (const images of ticks) {
     const at = y(images);
-    parts.push(shape("line", { class: "rule", x1: LEFT, x2: WIDTH - 12, y1: at, y2: at }));
+    parts.push(shape("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: at, y2: at }));
     parts.push(shape("text", { class: "tick", x: LEFT - 8, y: at + 4, "text-anchor": "end" }, number(images)));
   }
   const middle = (TOP + HEIGHT - BOTTOM) / 2;
