@@ -8,7 +8,7 @@ from configs import cc
 
 def get_config(loss: str = "cross_example_softmax"):
   config = cc.get_config(loss)
-  config.steps = 600
+  config.steps = 700
   config.batch_size = 128
 
   config.data.name = "shapes/20000"
@@ -23,7 +23,7 @@ def get_config(loss: str = "cross_example_softmax"):
   text.tokens = 20
   text.vocab_size = 1_000
   text.layers, text.width, text.heads, text.mlp = 2, 96, 4, 192
-  text.learning_rate = 1.5e-3
+  text.learning_rate = 1e-3
   text.warmup_steps = 50
 
   image = config.image
@@ -32,10 +32,10 @@ def get_config(loss: str = "cross_example_softmax"):
   image.stem, image.stem_width, image.block = "patch", 64, "basic"
   image.depths, image.widths = (1, 1), (64, 128)
   image.optimizer = "adamw"
-  image.learning_rate, image.end_learning_rate = 3e-3, 0.0
+  image.learning_rate, image.end_learning_rate = 2e-3, 0.0
   image.warmup_steps = 50
 
   config.log_every = 20
-  config.eval_every = 300
-  config.checkpoint_every = 300
+  config.eval_every = 350
+  config.checkpoint_every = 350
   return config

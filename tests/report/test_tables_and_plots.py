@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
+from xe_retrieval.evaluation import relevance
 from xe_retrieval.report import html_tables, plots, terminal
 
 
@@ -97,6 +98,17 @@ def test_reliability_plot_leaves_out_bins_with_few_results():
   assert list(ideal.get_xdata()) == list(ideal.get_ydata()) == [0, 100]
   assert truth.get_xydata() == pytest.approx(np.array([[10, 15], [50, 40]]))
   assert [line.get_label() for line in (truth, pairing)] == ["truth", "pairing"]
+
+
+def test_every_source_of_relevance_is_drawn():
+  names, judged = list(relevance.MEANING), shown()
+  (gallery,) = judged["galleries"]
+  gallery["relevance"] = dict.fromkeys(names, gallery["relevance"]["truth"])
+  (axes,) = plots.reliability(judged).axes
+  assert [line.get_label() for line in axes.lines] == ["ideal", *names]
+  assert len({line.get_color() for line in axes.lines}) == 1 + len(names)
+  left, _ = plots.promises([row | {"relevance": n} for n in names for row in PROMISES]).axes
+  assert all(any(n in dots.get_label() for dots in left.collections) for n in names)
 
 
 def test_precision_recall_plot_shows_every_source():

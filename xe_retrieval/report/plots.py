@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 BLUE, ORANGE = "#3d7fd9", "#e8862e"
 COLOURS = (BLUE, ORANGE, "#2f9e77", "#c2559d", "#8a6fd1", "#b59a1d", "#5aa9c9", "#cf5b50")
 COLOURS += ("#7d8794", "#8a5a33")
-SOURCES = dict(zip(("pairing", "truth", "captions", "people"), (BLUE, *COLOURS[2:]), strict=False))
+SOURCES = ("pairing", "truth", "captions", "people", "words")  # the keys of relevance.MEANING
+SOURCES = dict(zip(SOURCES, (BLUE, *COLOURS[2:]), strict=False))
 FEWEST = 10  # results of a bin of the reliability diagram
 INK, FAINT = "#40464f", "#d9dde3"  # replaced by CSS variables on the page: light or dark
 
