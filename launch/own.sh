@@ -31,9 +31,9 @@ if [ -f "$captions" ]; then
   echo "== train: both towers run once over the data, then a projection is trained in minutes"
   python -m xe_retrieval.main --config="${CONFIG:-configs/own.py}:$data" --workdir="$run" ${TRAIN:-}
   echo "== evaluate: how good the search is, and what its scores mean"
-  [ "$run/calibration.json" -nt "$run/metrics.jsonl" ] ||
-    python -m xe_retrieval.evaluate --workdir="$run"
-  echo "look at plots and examples: $run/evaluation/test/report.html"
+  report=$run/evaluation/test/report.html # the last file that evaluate writes
+  [ "$report" -nt "$run/metrics.jsonl" ] || python -m xe_retrieval.evaluate --workdir="$run"
+  echo "look at plots and examples: $report"
   model=$run
 else
   echo "== no captions: $captions searches as it is. Scores have no probability until there are captions"
