@@ -138,6 +138,10 @@ def report(state, replaced, memory, minutes):
   settled = memory[memory[:, 0] > 60 * minutes / 5, 1]
   middle = np.median(settled)
   moved = np.abs(settled - middle).max() / middle
+  first, last = (np.median(part) for part in np.array_split(settled, 4)[::3])
+  print(
+    f"memory in the second and the last fifth of the time: {first:,.0f}, {last:,.0f} MB (medians)"
+  )
   print(f"memory after the first fifth: {settled.min():,.0f} to {settled.max():,.0f} MB", end="")
   print(f", ± {100 * moved:.1f} % of the median; {100 * FLAT:.0f} % allowed")
   print(f"failed good requests: {len(state.failed)}")
