@@ -191,7 +191,7 @@ class Service:
 
 
 def _return_memory():
-  """Gives what the old index has freed back to the system; glibc keeps it in every thread's arena."""
+  """Gives what the old index has freed back to the system; glibc would keep it."""
   gc.collect()
   if platform.libc_ver()[0] == "glibc":
     ctypes.CDLL(None).malloc_trim(0)
