@@ -30,7 +30,7 @@ def get_config(loss: str = "corrected_cross_example_softmax"):
     tower.learning_rate, tower.end_learning_rate = 1e-4, 0.0
     tower.weight_decay = 0.0  # would pull towards zero, away from the pretrained projection
     tower.warmup_steps = 50
-  config.text.tokens = 64  # SigLIP has 64 in any case
+  config.text.tokens = 0  # as many as the model knows
 
   config.log_every = 50
   config.eval_every = config.checkpoint_every = config.steps

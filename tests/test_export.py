@@ -20,7 +20,7 @@ from xe_retrieval import model as models
 from xe_retrieval.data import decoding, mesh, tokenization
 from xe_retrieval.data.cpu_tensorflow import tf
 from xe_retrieval.towers import dual_encoder, pretrained
-from xe_retrieval.training import optimizers, step
+from xe_retrieval.training import objective, optimizers, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
 REFERENCES = pathlib.Path(__file__).parent / "towers" / "references"
@@ -44,7 +44,7 @@ def workdirs(tmp_path_factory):
       lambda x: np.abs(random.normal(0, 0.3, x.shape)).astype(x.dtype), shapes
     )
     variables = pretrained.load(config, variables)
-    optimizer = optimizers.make(config, variables["params"])
+    optimizer = optimizers.make(config, variables["params"] | objective.parameters(config))
     checkpoints = Checkpoints(workdir)
     checkpoints.save(step.init(config, variables, optimizer, mesh.make()))
     checkpoints.close()
@@ -139,6 +139,27 @@ def test_exported_directory_gives_the_same_embeddings(config, workdirs, images, 
   (tmp_path / "out" / "image" / "model.safetensors").unlink()
   with pytest.raises(ValueError, match="image holds no weights"):
     xe_retrieval.load(out)
+
+
+def test_a_clip_trained_here_is_one_for_others(config, workdirs, images, tmp_path):
+  """Its dual/ has the scale that the loss has learned, whatever it was at the start."""
+  config.text.family = config.image.family = "clip"
+  config.image.update(size=32, patch=16, blocks=1, width=16, heads=2, mlp=16)
+  config.scale, config.scale_learned = 30.0, True
+  with config.unlocked():
+    config.text.eos = 3  # as training finds it in its tokenizer
+  workdir = workdirs(config)
+  written = workdir / "config.json"
+  start = config_lib.from_json(written.read_text())
+  start.scale = 20.0
+  written.write_text(config_lib.to_json(start))
+  out = export.export(workdir, tmp_path / "out")
+  model, stock = xe_retrieval.load(workdir), xe_retrieval.load(out / "dual")
+  assert stock.config.scale == pytest.approx(30.0)
+  np.testing.assert_allclose(stock.embed_text(CAPTIONS), model.embed_text(CAPTIONS), atol=1e-6)
+  squares = [square(image, 32) for image in images]
+  expected = model.embed_images(squares)
+  np.testing.assert_allclose(stock.embed_images(squares), expected, atol=1e-6)
 
 
 def test_images_in_any_form(config, workdirs, images, tmp_path, monkeypatch):

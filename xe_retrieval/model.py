@@ -66,10 +66,12 @@ def restore(workdir, which: str = "best") -> "Encoder":
     return stock(config)
   model = dual_encoder.from_config(config)
   like = jax.eval_shape(lambda: dual_encoder.init(config, model))
-  step, variables = checkpoint_reader.read_model(workdir, which, like, mesh.replicated(mesh.make()))
+  step, variables, learned = checkpoint_reader.read_model(
+    workdir, which, like, mesh.replicated(mesh.make())
+  )
   variables = mesh.local(variables, mesh.make(jax.local_devices()))
   tokenizer = tokenization.load(workdir / "tokenizer", config.text)
-  return Encoder(config, model, variables, tokenizer, step=step)
+  return Encoder(config, model, variables, tokenizer, step=step, learned=learned)
 
 
 def stock(config) -> "Encoder":
@@ -86,8 +88,11 @@ def read_exported(path) -> "Encoder":
 class Encoder:
   """Both towers with their weights over this process's devices, compiled for one batch size."""
 
-  def __init__(self, config, model, variables, tokenizer, devices=None, batch=BATCH, step=None):
+  def __init__(
+    self, config, model, variables, tokenizer, devices=None, batch=BATCH, step=None, learned=None
+  ):
     self.config, self.tokenizer, self.step = config, tokenizer, step
+    self.learned = learned or {}  # by the loss; not part of the model, but of an exported CLIP
     self.model, self.variables = model, variables
     self.text_width = dual_encoder.feature_widths(config)["text"]
     self.mesh = mesh.make(devices or jax.local_devices())

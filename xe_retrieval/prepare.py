@@ -144,8 +144,11 @@ def _summary(manifest, out):
       lines.append(f"  {count:,} images of {split} look like images of train (near_duplicates.tsv)")
   if manifest["near duplicates of train"] and manifest["plan"]["max_side"] is None:
     lines.append("  (JPEGs were not decoded: only exact copies were found)")
-  lines.append(f"train on it with --config.data.name={manifest['plan']['name']}")
-  return "\n".join(lines) + f" --config.data.dir={out}"
+  name = manifest["plan"]["name"]
+  run = f"--config=configs/own.py:{os.path.join(out, name)} --workdir=runs/{os.path.basename(name)}"
+  lines.append(f"train on it: python -m xe_retrieval.main {run}")
+  lines.append(f"or by any config, with --config.data.name={name} --config.data.dir={out}")
+  return "\n".join(lines)
 
 
 def _define_flags():

@@ -1,8 +1,10 @@
 """Each family, layer by layer, against transformers' models in PyTorch."""
 
 import importlib.util
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -33,6 +35,15 @@ torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch 
 def test_stored_outputs(tiny, name):
   outputs = np.load(HERE / "references" / name / "outputs.npz")
   assert_equal(outputs, ours(tiny, HERE / "references" / name, outputs))
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "camembert"])
+def test_names_of_robertas_architecture(tiny, model_type, tmp_path):
+  folder = pathlib.Path(shutil.copytree(HERE / "references" / "roberta", tmp_path / "tower"))
+  fields = json.loads((folder / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(fields | {"model_type": model_type}))
+  outputs = np.load(folder / "outputs.npz")
+  assert_equal(outputs, ours(tiny, folder, outputs))
 
 
 @torch

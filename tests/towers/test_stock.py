@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 import xe_retrieval
+from configs import clip
 from tests.towers.conftest import REFERENCES
 from tests.towers.make_captions import CAPTIONS
-from xe_retrieval import evaluate
+from xe_retrieval import evaluate, index, main
 from xe_retrieval import model as models
 from xe_retrieval.data import decoding
+from xe_retrieval.search import searcher
 from xe_retrieval.towers import dual_encoder, export_format, pretrained
 
 NAMES = ["clip", "siglip"]
@@ -105,6 +108,51 @@ def test_step_0_of_training_is_the_pretrained_model(stock, tiny):
   jax.tree_util.tree_map_with_path(check, mask, grads)
   config.remat = True
   chex.assert_trees_all_close(gradients(config), grads, rtol=1e-3, atol=1e-3)
+
+
+def test_adapting_starts_as_the_pretrained_model(stock, data_dir, tmp_path):
+  """configs/clip.py: features cached, projections trained, all tokens that the model knows."""
+  folder, theirs, model = stock
+  config = clip.get_config()
+  config.pretrained, config.steps, config.batch_size = str(folder), 2, 16
+  config.data.name, config.data.dir = "shapes/64", data_dir
+  config.eval_every = config.checkpoint_every = 2
+  for tower in (config.text, config.image):
+    tower.warmup_steps = 0
+  trained = {}
+  for rate in (0.0, 1e-3):
+    config.text.learning_rate = config.image.learning_rate = rate
+    main.train(config, tmp_path / f"{rate}")
+    trained[rate] = xe_retrieval.load(tmp_path / f"{rate}")
+  for adapted in trained.values():
+    assert adapted.config.text.tokens == model.config.text.tokens
+    assert adapted.config.scale == pytest.approx(np.exp(3.0))
+    for encoder in ("text", "image"):
+      towers = (m.variables["params"][encoder]["tower"] for m in (adapted, model))
+      chex.assert_trees_all_equal(*towers)
+  np.testing.assert_allclose(trained[0.0].embed_text(CAPTIONS), theirs["text"], atol=1e-4)
+  moved = np.abs(trained[1e-3].embed_text(CAPTIONS) - theirs["text"]).max()
+  assert moved > 1e-3
+  bank = trained[1e-3].scoring.bank
+  assert len(bank.captions) == 64 and bank.images.shape == (64, model.config.embedding_dim)
+
+
+def test_a_stock_model_is_indexed_and_searched(stock, tmp_path):
+  folder, _, model = stock
+  photos = tmp_path / "photos"
+  photos.mkdir()
+  for i in range(4):
+    colours = np.random.default_rng(i).integers(0, 256, (1, 1, 3), np.uint8)
+    Image.fromarray(np.tile(colours, (30, 40, 1))).save(photos / f"{i}.png")
+  index.index(str(folder), [str(photos)], str(tmp_path / "index"))
+  search = searcher.open_index(str(tmp_path / "index"))
+  with pytest.raises(ValueError, match=r"not evaluated: .* --pretrained=.* --dataset=… writes a"):
+    next(search.answers(CAPTIONS[:1]))
+  found = next(search.answers(CAPTIONS[:1], top=4, threshold=-1.0))["results"]
+  files = [photos / hit["image"] for hit in found]
+  expected = (model.embed_text(CAPTIONS[:1]) @ model.embed_images(files).T)[0]
+  np.testing.assert_allclose([hit["score"] for hit in found], expected, atol=1e-4)
+  assert list(expected) == sorted(expected, reverse=True)
 
 
 def test_a_view_that_is_larger_than_the_photo_is_black_around_it():

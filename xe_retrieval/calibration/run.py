@@ -123,7 +123,9 @@ class Run:
         metrics["promises"] += promises.judge(calibration, queries, gallery, known)
 
   def training_pairs(self):
-    """How many captions the model was trained on; None where its data are not at hand."""
+    """How many captions the model was trained on; None of a stock CLIP, or without its data."""
+    if self.config.get("steps") == 0:
+      return None
     try:
       return self._source(self.config.data.name, "train").pairs
     except ValueError:

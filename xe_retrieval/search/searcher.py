@@ -57,10 +57,12 @@ class Searcher:
     if threshold is not None:
       return Cut("score", float(threshold), score=float(threshold))
     if self.calibration is None:
-      workdir = self.collection.manifest["workdir"]
+      source, how = self.collection.manifest["workdir"], "--workdir={} does that"
+      if self.model.config.get("steps") == 0:  # a stock CLIP has no data of its own
+        how = "--pretrained={} --dataset=… writes a workdir that can be indexed in its place"
       raise ValueError(
         "which scores are relevant is not known, as this model was not evaluated: "
-        f"python -m xe_retrieval.evaluate --workdir={workdir} does that; or give a threshold"
+        f"python -m xe_retrieval.evaluate {how.format(source)}; or give a threshold"
       )
     meaning = self.words if words else self.meaning
     return meaning.cut(len(self.collection), guarantee=guarantee, **given)

@@ -58,7 +58,7 @@ def write(encoder, out) -> None:
     if name == "image":
       _write_json(directory / "preprocessor_config.json", _preprocessor(alone.image))
   _write_tokenizer(encoder, part / "text")
-  if whole := _dual(config, model, variables):
+  if whole := _dual(config, model, variables, encoder.learned):
     (part / "dual").mkdir()
     theirs, tensors = whole
     save_file(tensors, part / "dual" / "model.safetensors", metadata)
@@ -87,7 +87,7 @@ def _write_tokenizer(encoder, directory):
     _write_json(tokenizer, json.loads(tokenizer.read_text()) | length)
 
 
-def _dual(config, model, variables):
+def _dual(config, model, variables, learned):
   """transformers' config and tensors of a whole CLIP or SigLIP; None where it would be neither."""
   import transformers
 
@@ -101,7 +101,7 @@ def _dual(config, model, variables):
     return None
   if any(set(head) != {"kernel"} for head in heads.values()):  # a trunk
     return None
-  scale = np.array(math.log(config.scale), np.float32)
+  scale = np.array(learned.get("log_scale", math.log(config.scale)), np.float32)
   if kind == "clip":
     tensors = {
       "logit_scale": scale,
@@ -113,7 +113,7 @@ def _dual(config, model, variables):
     eye = np.eye(config.embedding_dim)
     if not all(np.array_equal(head["kernel"], eye) for head in heads.values()):
       return None
-    bias = np.array([config.get("logit_bias", 0.0)], np.float32)
+    bias = np.array([learned.get("bias", config.get("logit_bias", 0.0))], np.float32)
     tensors, more = {"logit_scale": scale[None], "logit_bias": bias}, {}
   for name in ("text", "image"):
     family = families.of(config, name)

@@ -43,6 +43,8 @@ def configure(config):
         config[encoder].towers = _several(config, encoder, found)
       elif config[encoder].pretrained:
         config[encoder].update(fields(locate(config[encoder])))
+    if not config.text.tokens and not side_by_side.several(config, "text"):
+      config.text.tokens = _room(config)
   check(config)
   return config
 
@@ -55,12 +57,15 @@ def check(config) -> None:
       "several image towers side by side need config.data.augment='none': their features are cached"
     )
   for alone, _ in side_by_side.each(config, "text"):
-    if (text := alone.text).pretrained:
-      tokens = families.of(alone, "text").tower(text, 0, jnp.float32, False).embeddings
-      if text.tokens > tokens.room:
-        raise ValueError(
-          f"config.text.tokens={text.tokens}, but {text.pretrained} knows {tokens.room} positions"
-        )
+    if (text := alone.text).pretrained and text.tokens > (room := _room(alone)):
+      raise ValueError(
+        f"config.text.tokens={text.tokens}, but {text.pretrained} knows {room} positions"
+      )
+
+
+def _room(config):
+  """How many tokens the pretrained text tower can take."""
+  return families.of(config, "text").tower(config.text, 0, jnp.float32, False).embeddings.room
 
 
 def locate(tower):
@@ -112,7 +117,6 @@ def stock_config(source, dataset="", data_dir=""):
   config = configure(config)
   if not config.image.size:
     raise ValueError(f"{source} holds no preprocessor_config.json, which says how to see images")
-  config.text.tokens = config.text.positions
   return config
 
 

@@ -116,10 +116,9 @@ def best_step(manager) -> int | None:
   return max(known, key=known.get) if known else manager.latest_step()
 
 
-def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict]:
-  """The best or latest checkpoint -> its step and {"params", "batch_stats"}, shaped as `like`.
-
-  What the loss has learned is left out: Orbax restores whole items, so it is read and dropped.
+def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict, dict]:
+  """The best or latest checkpoint -> its step, {"params", "batch_stats"} shaped as `like`, and
+  what the loss has learned: {"log_scale": …, "bias": …}, or {}.
   """
   options = ocp.CheckpointManagerOptions(
     best_fn=quality, read_only=True, cleanup_tmp_directories=False
@@ -134,8 +133,7 @@ def read_model(workdir, which: str, like: dict, sharding) -> tuple[int, dict]:
       kind, _, text = verdict(error).partition(": ")
       how = "is damaged" if kind == "damaged" else "cannot be read"
       raise ValueError(f"checkpoint {step} of {workdir} {how} ({text})") from error
-    model["params"].pop("loss", None)
-    return step, model
+    return step, model, jax.device_get(model["params"].pop("loss", {}))
 
 
 def _read_model(manager, step, like, sharding):

@@ -165,7 +165,7 @@ def validate(config, devices: int = 1) -> None:
 
 _TOWERS = "towers.json"  # what a run's pretrained towers were found to be
 _SOURCES = ("pretrained", "text.pretrained", "text.revision", "image.pretrained", "image.revision")
-_SOURCES += ("scale",)  # 0: that of config.pretrained
+_SOURCES += ("scale", "text.tokens")  # 0: that of config.pretrained
 _SOURCES += ("image.size", "image.mean", "image.std", "image.layers")  # of towers side by side
 
 

@@ -46,6 +46,7 @@ def text_export(tower, kind="CLIPText", **more):
     vocab_size=inputs.vocab_size,
     max_position_embeddings=inputs.positions,
     attention_dropout=tower.dropout,
+    bos_token_id=None,  # its default is no id of a smaller vocabulary
     **({"eos_token_id": WRONG_EOS if tower.eos < 0 else tower.eos} | more),
   )
 
