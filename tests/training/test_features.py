@@ -96,6 +96,7 @@ def test_batches_hold_the_features_of_the_same_pairs(frozen, table, tower):
 def test_training_only_moves_the_projections_as_it_would_without_a_cache(
   frozen, tmp_path, monkeypatch
 ):
+  frozen.data.dir = str(tmp_path / "data")  # with no features of other tests
   frozen.text.optimizer = frozen.image.optimizer = "sgd"  # AdamW would amplify rounding errors
   frozen.text.learning_rate = frozen.image.learning_rate = 0.02
   cached = jax.device_get(main.train(frozen, tmp_path / "cached", ONE))
