@@ -36,6 +36,6 @@ def get_config(loss: str = "cross_example_softmax"):
   image.warmup_steps = 50
 
   config.log_every = 20
-  config.eval_every = 350
+  config.eval_every = config.steps  # half-way, running means of BatchNorm lag behind
   config.checkpoint_every = 350
   return config

@@ -37,7 +37,7 @@ mkdir -p $run
 export JAX_COMPILATION_CACHE_DIR=$PWD/$run/compiled # commands share compiled functions
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 # glibc would map and unmap the workspace of every step; its page faults cost a sixth of the time.
-export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483648
+export MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
 stage "installing" environment
 stage "drawing the data set" \
   python -c 'from xe_retrieval.data import datasets; datasets.builder("shapes/20000", "datasets")'
