@@ -22,13 +22,7 @@ IMAGES = 5_000
 def get_config(argument: str = "datasets/captions/mine,corrected_cross_example_softmax"):
   directory, _, loss = argument.partition(",")
   config = flickr8k.get_config(loss or "corrected_cross_example_softmax")
-  path = pathlib.Path(directory).expanduser()
-  images = _training_images(path)
-  named = path.parent.name == "captions"
-  config.data.name = f"captions/{path.name}" if named else str(path)
-  config.data.dir = str(path.parent.parent if named else path.parent)
-
-  config.batch_size = min(BATCH, 1 << (images.bit_length() - 1))  # a power of two that is there
+  images = look(config, directory)
   config.steps = round(
     min(EPOCHS * images / config.batch_size, STEPS * max(images / IMAGES, 1) ** 0.25)
   )
@@ -40,12 +34,23 @@ def get_config(argument: str = "datasets/captions/mine,corrected_cross_example_s
   return config
 
 
+def look(config, directory) -> int:
+  """Takes the data set of a directory, and a batch that it can fill; how many images it has."""
+  path = pathlib.Path(directory).expanduser()
+  images = _training_images(path)
+  named = path.parent.name == "captions"
+  config.data.name = f"captions/{path.name}" if named else str(path)
+  config.data.dir = str(path.parent.parent if named else path.parent)
+  config.batch_size = min(BATCH, 1 << (images.bit_length() - 1))  # a power of two that is there
+  return images
+
+
 def _training_images(path):
   """How many there are, by the file that every data set has; before any library is loaded."""
   found = sorted(path.glob("*/dataset_info.json"))
   if not found:
     raise ValueError(
-      f"--config=configs/own.py:{path} holds no data set; this makes one: python -m "
+      f"{path} of --config holds no data set; this makes one: python -m "
       f"xe_retrieval.prepare --captions=TABLE --images=DIR --out=datasets --name={path.name}"
     )
   for split in json.loads(found[-1].read_text())["splits"]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from configs import cc, cc_large, coco, flickr8k, own, quickstart
+from configs import cc, cc_large, clip, coco, flickr8k, own, quickstart
 from tests.conftest import ROOT
 from xe_retrieval import config as config_lib
 from xe_retrieval import losses
@@ -65,6 +65,16 @@ def test_own_data_decide_on_batch_and_steps(tmp_path, images, batch, steps):
   assert config.batch_size <= images and config.steps <= 4 * config.eval_every
   assert config.text.freeze == config.image.freeze == "all"  # features are computed once
   loop.validate(config)
+
+
+@pytest.mark.parametrize(("images", "batch", "steps"), [(177, 128, 35), (100_000, 1_024, 500)])
+def test_few_pairs_adapt_a_clip_for_few_steps(tmp_path, images, batch, steps):
+  config = clip.get_config(f"{data_set(tmp_path, images)},snm")
+  assert (config.data.dir, config.data.name, config.loss) == (str(tmp_path), "captions/mine", "snm")
+  assert (config.batch_size, config.steps) == (batch, steps)
+  assert config.text.warmup_steps < steps and config.eval_every == steps
+  alone = clip.get_config()
+  assert (alone.batch_size, alone.steps, alone.data.name) == (1_024, 500, "captions/mine")
 
 
 def test_own_data_that_are_not_there(tmp_path):

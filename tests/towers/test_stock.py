@@ -114,12 +114,15 @@ def test_adapting_starts_as_the_pretrained_model(stock, data_dir, tmp_path):
   """configs/clip.py: features cached, projections trained, all tokens that the model knows."""
   folder, theirs, model = stock
   config = clip.get_config()
-  config.pretrained, config.steps, config.batch_size = str(folder), 2, 16
+  config.pretrained, config.steps = str(folder), 2
   config.data.name, config.data.dir = "shapes/64", data_dir
   config.eval_every = config.checkpoint_every = 2
   for tower in (config.text, config.image):
     tower.warmup_steps = 0
-  trained = {}
+  config.batch_size = 80
+  with pytest.raises(ValueError, match="batch_size is 80, but the train split .* only 64 images"):
+    main.train(config, tmp_path / "none")
+  config.batch_size, trained = 16, {}
   for rate in (0.0, 1e-3):
     config.text.learning_rate = config.image.learning_rate = rate
     main.train(config, tmp_path / f"{rate}")

@@ -83,11 +83,7 @@ def train_batches(
   source: Source, tokenizer, config, start: int = 0, process: int = 0, processes: int = 1
 ) -> Iterator[dict[str, np.ndarray]]:
   """This process's rows of the global batches `start`, `start` + 1, …, `config.steps` - 1."""
-  if len(source) < config.batch_size:
-    raise ValueError(
-      f"config.batch_size is {config.batch_size}, but the {source.split} split of {source.name} "
-      f"has only {len(source)} images; choose a batch size of at most that"
-    )
+  require_batch(source, config)
   batch = pairs.Pairs(source.records, tokenizer, config, process, processes)
   steps, count = range(start, config.steps), workers.count(config.data.get("workers", 0))
 
@@ -97,6 +93,15 @@ def train_batches(
 
   found = workers.batches(batch, steps, count) if count else _threaded(compute, steps)
   yield from _reported(found, source.name)
+
+
+def require_batch(source: Source, config) -> None:
+  """ValueError if a split has too few images for one batch."""
+  if len(source) < config.batch_size:
+    raise ValueError(
+      f"config.batch_size is {config.batch_size}, but the {source.split} split of {source.name} "
+      f"has only {len(source)} images; choose a batch size of at most that"
+    )
 
 
 def image_batches(

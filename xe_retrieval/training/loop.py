@@ -134,6 +134,7 @@ def prepare(config, mesh, workdir=None):
   with processes.primary_first("data"):  # which may have to be prepared
     source = pipeline.Source(config.data.name, config.data.dir, "train")
     validation = pipeline.Source(config.data.name, config.data.dir, "validation")
+  pipeline.require_batch(source, config)  # before features are computed for nothing
   if config.text.pretrained:
     if known is None:
       tokenizer = pretrained.tokenizer(config)
