@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 source launch/environment.sh
 case ${1:-} in ''|--open) ;; *) echo "usage: $0 [--open]" >&2; exit 2 ;; esac
 losses=(sampled_softmax cross_example_softmax) times=()
-trap 'trap - INT TERM; kill 0' INT TERM # what runs in the background as well
+trap 'trap - INT TERM; kill 0' INT TERM # also stops what runs in the background
 
 # stage NAME COMMAND…: runs it, and remembers how long it took.
 stage() {
@@ -21,6 +21,9 @@ stage() {
 # than one after the other. Progress bars, which end in \r, are left out.
 both() {
   local loss running=() failed=0 XLA_FLAGS=${XLA_FLAGS:-}
+  # Else glibc returns the workspace to the system after every step, and page faults cost a sixth of
+  # the time. Not for the server, which is to return memory.
+  local -x MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
   if [ "$(getconf _NPROCESSORS_ONLN)" -le 2 ]; then # a thread each; more would get in each other's way
     export XLA_FLAGS="$XLA_FLAGS --xla_cpu_multi_thread_eigen=false"
   fi
@@ -36,8 +39,6 @@ run=runs/quickstart
 mkdir -p $run
 export JAX_COMPILATION_CACHE_DIR=$PWD/$run/compiled # commands share compiled functions
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
-# glibc would map and unmap the workspace of every step; its page faults cost a sixth of the time.
-export MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
 stage "installing" environment
 stage "drawing the data set" \
   python -c 'from xe_retrieval.data import datasets; datasets.builder("shapes/20000", "datasets")'
