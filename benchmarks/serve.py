@@ -1,6 +1,7 @@
 """The server under load at 100,000 images, beside the bare text tower.
 
   python -m benchmarks.serve [--workdir=runs/quickstart/cross_example_softmax] [--images=100000]
+  python -m benchmarks.serve --clip_retrieval=PYTHON   # also benchmarks/clip_retrieval_back.py
   python -m benchmarks.serve --soak [--minutes=30]     # for a long time: benchmarks/soak.py
 
 The text tower is that of the workdir; the image vectors are random, which does not change the
@@ -22,7 +23,7 @@ import urllib.parse
 import numpy as np
 
 import xe_retrieval
-from benchmarks import soak
+from benchmarks import clip_retrieval_back, soak
 from xe_retrieval.calibration import artifact
 from xe_retrieval.data import shapes
 from xe_retrieval.search import image_sources, update
@@ -38,6 +39,7 @@ def main():
   parser.add_argument("--images", type=int, default=100_000)
   parser.add_argument("--kind", default="auto", choices=["auto", "exact", "scann"])
   parser.add_argument("--queries", type=int, default=2_000)
+  parser.add_argument("--clip_retrieval", help="Python of an environment that has clip-retrieval.")
   parser.add_argument("--soak", action="store_true")
   parser.add_argument("--minutes", type=float, default=30, help="Of --soak.")
   args = parser.parse_args()
@@ -56,19 +58,22 @@ def main():
     start = time.perf_counter()
     make(index, model, args.workdir, args.images, args.kind)
     print(f"{args.images:,} images; index written in {time.perf_counter() - start:.1f} s")
+    other = () if not args.clip_retrieval else beside(args, model, pathlib.Path(folder))
     del model
     with Server(index) as port:
       load(port, queries(200, 1), 1)  # warm
       one = load(port, queries(args.queries // 4, 2), 1)
       many = load(port, queries(args.queries, 3), CLIENTS)
-      print_table(bare, one, many)
+      print_table(bare, one, many, *other)
       print(f"memory of the server: {Server.memory(port):,.0f} MB resident")
 
 
-def print_table(bare, one, many):
+def print_table(bare, one, many, other_one=None, other_many=None):
   print(f"{'':28}{'median':>10}{'p95':>10}{'queries/s':>12}")
   rows = {"bare text tower, sequential": bare, "server, 1 client": one}
   rows[f"server, {CLIENTS} clients"] = many
+  if other_one:
+    rows |= {"clip-retrieval, 1 client": other_one, f"…, {CLIENTS} clients": other_many}
   for name, (seconds, speed) in rows.items():
     median, p95 = 1e3 * np.percentile(seconds, (50, 95))
     print(f"{name:28}{median:7.2f} ms{p95:7.2f} ms{speed:12,.0f}")
@@ -80,6 +85,22 @@ def print_table(bare, one, many):
     f"{CLIENTS} clients: p95 {p95:.1f} ms; {many[1]:.0f} queries/s, {TARGET_SPEED} wanted;", end=""
   )
   print(f" {many[1] / bare[1]:.2f} × the bare text tower, sequential")
+
+
+def beside(args, model, folder):
+  """(one client, many clients) of clip-retrieval's back end on the vectors of `make`."""
+  vectors = [x for _, x in random_vectors(args.images, model.config.embedding_dim)]
+  np.save(folder / "vectors.npy", np.concatenate(vectors))
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+  asked = [
+    [clip_retrieval_back.request(v, 20) for v in model.embed_text(queries(count, seed))]
+    for count, seed in ((200, 1), (args.queries // 4, 2), (args.queries, 3))
+  ]
+  with clip_retrieval_back.Server(args.clip_retrieval, folder, port):
+    send(port, asked[0], 1)  # warm
+    return send(port, asked[1], 1), send(port, asked[2], CLIENTS)
 
 
 def queries(count, seed):
@@ -111,18 +132,22 @@ class _WithoutFiles(image_sources.Folder):
 def make(path, model, workdir, count, kind):
   source = _WithoutFiles(path.parent, count)
   path.mkdir()
-  random = np.random.default_rng(0)
   embedded = update._Embedded(path / "partial", model.fingerprint(), None)
-  width = model.config.embedding_dim
-  directions = random.standard_normal((24, width), np.float32)
   entries = source.entries()
-  for i in range(0, count, 100_000):
-    some = entries[i : i + 100_000]
-    x = 0.3 * random.standard_normal((len(some), width), np.float32)
-    x += random.standard_normal((len(some), 24), np.float32) @ directions
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    embedded.add(source.key, some, model.scoring.image(x))
+  for start, x in random_vectors(count, model.config.embedding_dim):
+    embedded.add(source.key, entries[start : start + len(x)], model.scoring.image(x))
   update.update_index(path, model, workdir, [source], kind=kind)
+
+
+def random_vectors(count, width):
+  """(first row, unit vectors [≤ 100,000, width]), of which 24 directions are long."""
+  random = np.random.default_rng(0)
+  directions = random.standard_normal((24, width), np.float32)
+  for start in range(0, count, 100_000):
+    size = min(100_000, count - start)
+    x = 0.3 * random.standard_normal((size, width), np.float32)
+    x += random.standard_normal((size, 24), np.float32) @ directions
+    yield start, x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 class Server:
@@ -156,27 +181,33 @@ _servers = {}
 
 
 def load(port, texts, clients):
-  """Each client sends its share of the queries in sequence -> ([seconds], queries per second)."""
+  options = {"threshold": -1, "top": 20}
+  words = [urllib.parse.urlencode({"q": text} | options) for text in texts]
+  asked = [f"GET /api/search?{w} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for w in words]
+  return send(port, asked, clients)
+
+
+def send(port, requests, clients):
+  """Each client sends its share in sequence -> ([seconds], requests per second)."""
   seconds = []
 
   def client(share):
     with socket.create_connection(("127.0.0.1", port)) as connection:
-      for text in share:
-        words = urllib.parse.urlencode({"q": text, "threshold": -1, "top": 20})
+      for request in share:
         start = time.perf_counter()
-        connection.sendall(f"GET /api/search?{words} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        connection.sendall(request)
         read(connection)
         seconds.append(time.perf_counter() - start)
 
-  threads = [threading.Thread(target=client, args=(texts[i::clients],)) for i in range(clients)]
+  threads = [threading.Thread(target=client, args=(requests[i::clients],)) for i in range(clients)]
   start = time.perf_counter()
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join()
-  if len(seconds) != len(texts):
-    raise SystemExit(f"{len(texts) - len(seconds)} requests failed")
-  return seconds, len(texts) / (time.perf_counter() - start)
+  if len(seconds) != len(requests):
+    raise SystemExit(f"{len(requests) - len(seconds)} requests failed")
+  return seconds, len(requests) / (time.perf_counter() - start)
 
 
 def read(connection):

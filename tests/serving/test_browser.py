@@ -204,12 +204,26 @@ def test_markup_is_shown_as_text(page, index, photos, model, workdir):
 def test_busy_reloaded_and_locked_servers(page, index, photos, model, workdir):
   """The page asks again after 429, for the token after 401, and for /api/about after a reload."""
   with running(index, model, token="sesame") as (port, service):
-    page.goto(f"http://127.0.0.1:{port}/api")
+    plain = f"http://127.0.0.1:{port}"
+    page.goto(f"{plain}/api")
     page.locator("#token").fill("sesame")
     page.keyboard.press("Enter")
     expect(page.locator("section")).to_have_count(8)
     page.context.clear_cookies()
-    page.goto(f"http://127.0.0.1:{port}/")
+    # Behind a proxy that speaks https, the cookie never leaves it unencrypted.
+    page.route(
+      "https://photos.example/**",
+      lambda route: route.fulfill(
+        response=route.fetch(url=re.sub("https://[^/]*", plain, route.request.url))
+      ),
+    )
+    page.goto("https://photos.example/")
+    page.locator("#token").fill("sesame")
+    page.keyboard.press("Enter")
+    expect(page.locator("#size")).to_contain_text("30 images are searched")
+    (cookie,) = page.context.cookies()
+    assert (cookie["name"], cookie["secure"], cookie["sameSite"]) == ("xe_token", True, "Strict")
+    page.goto(plain)
     page.locator("#token").press("Escape")  # asks again
     page.locator("#token").fill("wrong")
     page.keyboard.press("Enter")

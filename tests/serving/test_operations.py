@@ -142,7 +142,7 @@ def test_another_model_is_warm_before_it_serves(index, photos, model, tmp_path):
     assert client("/metrics")[2].decode().find("xe_reloads_total 1.0") > 0
 
 
-def test_sigterm_answers_what_is_at_hand(index, tmp_path):
+def test_sigterm_answers_what_is_at_hand(index, photos, tmp_path):
   log = tmp_path / "access.log"
   command = [sys.executable, "-m", "xe_retrieval.serve", f"--index={index}", "--port=0"]
   command += [f"--access_log={log}", "--base_path=/x"]
@@ -163,12 +163,20 @@ def test_sigterm_answers_what_is_at_hand(index, tmp_path):
   ]:
     assert client(path, headers=headers)[0] == status
     client.connection.close()
+  picture = (photos / "scene000.png").read_bytes()
+  head = "POST /x/api/search HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n"
+  head += f"Content-Type: image/png\r\nContent-Length: {len(picture)}\r\n\r\n"
   with socket.create_connection(("127.0.0.1", port)) as connection:
-    connection.sendall(b"GET /api/search?q=" + b"a+" * 40 + b"&threshold=-1 HTTP/1.1\r\n")
-    connection.sendall(b"Host: localhost\r\nAuthorization: Bearer sesame\r\n\r\n")
-    time.sleep(0.05)
-    os.kill(process.pid, signal.SIGTERM)
     connection.settimeout(20)
+    connection.sendall(head.encode() + picture[:-10])  # its last bytes come after the signal
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGTERM)
+    end = time.monotonic() + 20
+    with pytest.raises(ConnectionRefusedError):  # nothing new is taken on
+      while time.monotonic() < end:
+        socket.create_connection(("127.0.0.1", port)).close()
+        time.sleep(0.02)
+    connection.sendall(picture[-10:])
     assert connection.recv(100).startswith(b"HTTP/1.1 200")
   assert process.wait(60) in (0, -signal.SIGTERM)
   assert [json.loads(x)["path"] for x in log.read_text().splitlines()][0] == "/x/healthz"
