@@ -69,6 +69,9 @@ def test_sixteen_bits_grey_and_transparency():
   clear.putalpha(0)
   data, _ = image_files.check(encoded(clear, "PNG"), 384, LIMIT)
   assert (decoded(data) > 250).all()  # on white
+  assert (decoding.square(encoded(clear, "PNG"), view=20) == 255).all()  # also where it is searched
+  palette = encoded(clear.convert("P"), "PNG", transparency=0)
+  assert decoding.square(palette, view=20).min() > 250
 
 
 @pytest.mark.parametrize("max_side", [384, None])

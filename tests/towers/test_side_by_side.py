@@ -5,10 +5,10 @@ import pathlib
 import shutil
 
 import chex
+import cv2
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 import xe_retrieval
 from tests.conftest import tiny
@@ -154,12 +154,14 @@ def test_resumes_with_what_it_knows_of_its_towers(trained, towers, tmp_path, mon
 
 def test_decoding_leaves_nothing_of_what_was_in_the_array_before():
   view = decoding.Views((decoding.View(32), decoding.View(20), decoding.View(32)))
-  encoded = [decoding._png(Image.fromarray(photo)) for photo in photos(3)]
+  encoded = [cv2.imencode(".png", photo[..., ::-1])[1].tobytes() for photo in photos(3)]
   out = np.full((3, *view.shape), 7, np.uint8)
   boxes = decoding.whole(encoded, view)
   assert decoding.decode_all([*encoded[:2], b"broken"], boxes, view, out) == 1
   for got, photo in zip(out[:2], encoded, strict=False):
     np.testing.assert_array_equal(got, decoding.square(photo, view=view))
+    array = cv2.imdecode(np.frombuffer(photo, np.uint8), cv2.IMREAD_COLOR_RGB)
+    np.testing.assert_array_equal(got, decoding.square(array, view=view))
     np.testing.assert_array_equal(got[32:, :20], decoding.square(photo, view=20))
     assert not got[32:, 20:].any()
   assert len(np.unique(out[2])) == 1

@@ -7,7 +7,7 @@ import os
 import cv2
 import numpy as np
 from etils import epath
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
 from xe_retrieval import config as config_lib
 from xe_retrieval.preparation import image_files
@@ -87,7 +87,10 @@ class Views:
 
 def centres(encoded) -> np.ndarray:
   """The largest square in the middle; bytes [n] -> int32 [n, 4] y, x, height, width."""
-  sizes = _sizes(encoded)
+  return _centres(_sizes(encoded))
+
+
+def _centres(sizes):
   side = sizes.min(1, keepdims=True)
   return np.concatenate([(sizes - side) // 2, side, side], 1).astype(np.int32)
 
@@ -126,10 +129,9 @@ def decode(encoded: bytes, box, view, out: np.ndarray | None = None) -> np.ndarr
       out[top : top + size, :size] = decode(encoded, whole([encoded], one)[0], one)
       out[top : top + size, size:] = 0  # beside it; `out` may hold an earlier photo
     return out
-  y, x, height, width = (int(value) for value in box)
-  size = view.size
+  box = [int(value) for value in box]
   jpeg = encoded[:2] == b"\xff\xd8" and not view.resample
-  smaller = next((n for n in _REDUCED if jpeg and min(height, width) >= n * size), 1)
+  smaller = next((n for n in _REDUCED if jpeg and min(box[2:]) >= n * view.size), 1)
   data = np.frombuffer(encoded, np.uint8)
   try:
     image = cv2.imdecode(data, _RGB | _REDUCED.get(smaller, 0)) if data.size else None
@@ -137,15 +139,30 @@ def decode(encoded: bytes, box, view, out: np.ndarray | None = None) -> np.ndarr
     image = None
   if image is None:
     raise ValueError("it cannot be decoded")
+  return _part(image, [value // smaller for value in box], view, out)
+
+
+def _part(image, box, view, out=None):  # uint8 [H, W, 3] -> uint8 [size, size, 3]
+  y, x, height, width = box
   if not height and not width:
     return _fill(out, _viewed(image, view))
-  y, x, height, width = (value // smaller for value in (y, x, height, width))
   part = image[y : y + height, x : x + width]
   if not part.size:
     raise ValueError("it is smaller than its header says")
   if view.resample:
-    return _fill(out, _resize(part, size, size, view))
-  return image_files.resize(part, size, size, out)
+    return _fill(out, _resize(part, view.size, view.size, view))
+  return image_files.resize(part, view.size, view.size, out)
+
+
+def _whole(image, view):  # uint8 [H, W, 3] -> uint8 view.shape
+  """As `decode` of the whole image, in a lossless format."""
+  if not isinstance(view, Views):
+    crop = view.resize == "crop"
+    return _part(image, _centres(np.array([image.shape[:2]]))[0] if crop else [0] * 4, view)
+  out = np.zeros(view.shape, np.uint8)
+  for (top, size), one in dict(zip(view.spans, view.views, strict=True)).items():
+    out[top : top + size, :size] = _whole(image, one)
+  return out
 
 
 def _viewed(image, view):  # uint8 [H, W, 3] -> uint8 [size, size, 3]
@@ -198,19 +215,17 @@ def decode_all(encoded, boxes, view: View | Views, out: np.ndarray, run=map) -> 
 
 
 def square(image, index=0, view: View | int = 224):  # -> uint8 [size, size, 3]
-  """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cropped and resized.
-
-  Arrays and PIL images are encoded first, so that they are decoded exactly as in evaluation.
-  """
+  """A file, its bytes, a uint8 array [H, W, 3] or a PIL image, cropped and resized."""
   view = View.of(view)
   path = isinstance(image, str | os.PathLike)
   name = repr(str(image)) if path else f"images[{index}]"
   try:
-    if path or isinstance(image, bytes):
-      data = _upright(image if isinstance(image, bytes) else epath.Path(image).read_bytes())
-    else:
-      data = _png(_pil(image, index))
-    return decode(data, whole([data], view)[0], view)
+    if not path and not isinstance(image, bytes):
+      return _whole(np.asarray(_pil(image, index).convert("RGB")), view)
+    data = image if isinstance(image, bytes) else epath.Path(image).read_bytes()
+    if (opened := _opened(data)) is None:
+      return decode(data, whole([data], view)[0], view)
+    return _whole(np.asarray(image_files.upright_rgb(opened)), view)
   except TypeError:
     raise
   except Exception as error:  # PIL raises almost anything
@@ -219,14 +234,14 @@ def square(image, index=0, view: View | int = 224):  # -> uint8 [size, size, 3]
     raise ValueError(f"{name} is not a readable image ({_line(error)})") from error
 
 
-def _upright(data):
-  """Bytes of any image file -> bytes of a JPEG or PNG with EXIF's orientation applied."""
+def _opened(data):
+  """Bytes of an image file -> a PIL image; None of an upright JPEG or PNG, which `decode` reads."""
   image = Image.open(io.BytesIO(data))
   if image.width * image.height > MAX_PIXELS:
     raise ValueError(f"{image.width} x {image.height} pixels are over the limit")
   upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
   plain = image.format in ("JPEG", "PNG") and image.mode in ("RGB", "L") and upright
-  return data if plain else _png(ImageOps.exif_transpose(image))
+  return None if plain and not image.has_transparency_data else image
 
 
 def _pil(image, index):
@@ -240,12 +255,6 @@ def _pil(image, index):
       f"images[{index}] is {image.dtype} {image.shape}; expected uint8 [height, width, 3]"
     )
   return Image.fromarray(image)
-
-
-def _png(image):
-  out = io.BytesIO()
-  image.convert("RGB").save(out, "PNG", compress_level=1)
-  return out.getvalue()
 
 
 def _line(error):

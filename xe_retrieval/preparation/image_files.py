@@ -78,7 +78,7 @@ def _check(data, max_side, max_pixels):
     scale = max_side / max(width, height)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     image.draft(None, size)  # decodes a JPEG at 1/2, 1/4 or 1/8 if that is large enough
-  image = _upright_rgb(image)
+  image = upright_rgb(image)
   if not small:
     size = size if (image.width >= image.height) == (width >= height) else size[::-1]
     image = Image.fromarray(resize(np.asarray(image), *size))
@@ -93,7 +93,7 @@ def _is_plain(image):
   return plain and image.getexif().get(0x0112, 1) == 1
 
 
-def _upright_rgb(image):
+def upright_rgb(image: Image.Image) -> Image.Image:
   """The first frame as RGB: EXIF orientation applied, transparency on white."""
   image.load()
   ImageOps.exif_transpose(image, in_place=True)
@@ -102,9 +102,10 @@ def _upright_rgb(image):
     top = 65535 if values.max(initial=0) > 255 else 255
     image = Image.fromarray((values.clip(0, top) * (255 / top)).astype(np.uint8))
   if image.has_transparency_data:
-    image = image.convert("RGBA")
-    white = Image.new("RGBA", image.size, "white")
-    image = Image.alpha_composite(white, image)
+    image = image if image.mode == "RGBA" else image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image)
+    return white
   return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -1,5 +1,9 @@
 """What one request and all of them together may take; /api/about tells clients."""
 
+import ctypes
+import gc
+import platform
+
 LIMITS = {
   "query": 500,  # characters
   "batch": 64,  # queries per request
@@ -14,3 +18,10 @@ LIMITS = {
   "body": 262_144,
   "picture": 16 << 20,
 }
+
+
+def return_memory():
+  """Gives what was freed, an old index or a large picture, to the system; glibc would keep it."""
+  gc.collect()
+  if platform.libc_ver()[0] == "glibc":
+    ctypes.CDLL(None).malloc_trim(0)

@@ -4,12 +4,9 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
-import ctypes
-import gc
 import hashlib
 import os
 import pathlib
-import platform
 import sys
 
 import cachetools
@@ -21,7 +18,7 @@ from xe_retrieval.search import searcher as searchers
 from xe_retrieval.search.collection import MANIFEST
 from xe_retrieval.serving import responses, thumbnails
 from xe_retrieval.serving.batching import Batcher, Busy
-from xe_retrieval.serving.limits import LIMITS
+from xe_retrieval.serving.limits import LIMITS, return_memory
 from xe_retrieval.serving.loaded import InvalidRequest, Loaded, UnknownImage, embed_pictures
 
 POLL = 1.0  # seconds between checks for a new index
@@ -182,19 +179,12 @@ class Service:
     self._current = loaded
     self._counted["reloads"] += 1
     print(f"reloaded: {len(new.collection):,} images", file=sys.stderr, flush=True)
-    _return_memory()
+    return_memory()
 
   def _signature(self):
     """Differs after a change of the index or of its model's calibration."""
     where = self.workdir or self.searcher.collection.manifest["workdir"]
     return [_stamp(self.path / MANIFEST), _stamp(pathlib.Path(where) / artifact.NAME)]
-
-
-def _return_memory():
-  """Gives what the old index has freed back to the system; glibc would keep it."""
-  gc.collect()
-  if platform.libc_ver()[0] == "glibc":
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _stamp(path):

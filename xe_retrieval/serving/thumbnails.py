@@ -8,6 +8,7 @@ from PIL import Image, ImageOps
 
 from xe_retrieval.preparation import image_files
 from xe_retrieval.preparation.rejections import Rejected
+from xe_retrieval.serving.limits import return_memory
 
 SIDES = (320, 1280)
 MAX_PIXELS = 100_000_000
@@ -32,8 +33,18 @@ def checked(data: bytes):
   except Exception as e:  # decoders raise many exception types on damaged files
     kinds = ", ".join(image_files.FORMATS)
     raise ValueError(f"it should be a file of one of the kinds {kinds}") from e
-  with _one_large if image.width * image.height > _LARGE else contextlib.nullcontext():
+  with _room_for(image):
     yield
+
+
+@contextlib.contextmanager
+def _room_for(image):
+  if image.width * image.height <= _LARGE:
+    yield
+    return
+  with _one_large:
+    yield
+    return_memory()
 
 
 def make(data: bytes, side: int) -> tuple[bytes, str]:
@@ -47,7 +58,7 @@ def make(data: bytes, side: int) -> tuple[bytes, str]:
       raise ValueError("too many pixels")
     lossless = image.format == "PNG" or max(image.size) <= 128
     image.draft("RGB", (side, side))
-    with _one_large if image.width * image.height > _LARGE else contextlib.nullcontext():
+    with _room_for(image):
       if image.mode not in ("L", "RGB", "RGBA"):
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
       image.thumbnail((side, side))
