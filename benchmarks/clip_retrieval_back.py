@@ -47,7 +47,7 @@ def request(vector, top):
   question = {"embedding_input": vector.tolist(), "modality": "image", "indice_name": "images"}
   body = json.dumps(question | {"num_images": top, "deduplicate": False}).encode()
   head = f"POST /knn-service HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-  return head.encode() + b"Content-Type: application/json\r\nConnection: keep-alive\r\n\r\n" + body
+  return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 
 def serve(folder, port):
@@ -59,7 +59,6 @@ def serve(folder, port):
   clip_back = importlib.import_module("clip_retrieval.clip_back")
   from flask import Flask
   from flask_restful import Api
-  from werkzeug.serving import WSGIRequestHandler
 
   vectors = np.load(folder / "vectors.npy")
   index = faiss.IndexFlatIP(vectors.shape[1])
@@ -77,7 +76,6 @@ def serve(folder, port):
   api.add_resource(clip_back.KnnService, "/knn-service", resource_class_kwargs=resources)
   names = {"indices": ["images"]}
   api.add_resource(clip_back.IndicesList, "/indices-list", resource_class_kwargs=names)
-  WSGIRequestHandler.protocol_version = "HTTP/1.1"  # else a connection for every request
   app.run(host="127.0.0.1", port=port, debug=False)
 
 

@@ -192,12 +192,15 @@ def send(port, requests, clients):
   seconds = []
 
   def client(share):
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-      for request in share:
-        start = time.perf_counter()
-        connection.sendall(request)
-        read(connection)
-        seconds.append(time.perf_counter() - start)
+    connection = None
+    for request in share:
+      start = time.perf_counter()
+      connection = connection or socket.create_connection(("127.0.0.1", port))
+      connection.sendall(request)
+      if not read(connection):
+        connection.close()
+        connection = None
+      seconds.append(time.perf_counter() - start)
 
   threads = [threading.Thread(target=client, args=(requests[i::clients],)) for i in range(clients)]
   start = time.perf_counter()
@@ -211,15 +214,22 @@ def send(port, requests, clients):
 
 
 def read(connection):
-  data = b""
-  while b"\r\n\r\n" not in data:
-    data += connection.recv(65_536)
-  head, _, body = data.partition(b"\r\n\r\n")
-  if not head.startswith(b"HTTP/1.1 200"):
+  """Reads an answer -> whether the connection is kept; clip-retrieval's takes one request."""
+  head, _, body = receive(connection, b"", lambda data: b"\r\n\r\n" in data).partition(b"\r\n\r\n")
+  if not re.match(rb"HTTP/1.\d 200", head):
     raise SystemExit(f"answered {head[:60]}")
   length = int(re.search(rb"(?i)content-length: *(\d+)", head)[1])
-  while len(body) < length:
-    body += connection.recv(65_536)
+  receive(connection, body, lambda data: len(data) >= length)
+  return b"connection: close" not in head.lower()
+
+
+def receive(connection, data, is_whole):
+  while not is_whole(data):
+    more = connection.recv(65_536)
+    if not more:
+      raise SystemExit("the connection was closed in the middle of an answer")
+    data += more
+  return data
 
 
 if __name__ == "__main__":
