@@ -66,9 +66,9 @@ def _make(job, out, work, plan, options, register, processes, progress):
   claims.claim(work, plan)
   todo = [n for n in range(len(job.units)) if not (work / f"{n:05d}.json").exists()]
   done = len(job.units) - len(todo)
-  with tqdm(
-    total=len(job.units), initial=done, bar_format=_BAR, miniters=0, disable=not progress
-  ) as bar:
+  shown = dict(bar_format=_BAR, miniters=0, disable=not progress)
+  # The mean speed: tqdm's recent one leaves out the time of updates in which no part ended.
+  with tqdm(total=len(job.units), initial=done, smoothing=0, **shown) as bar:
 
     def report(images):
       bar.set_postfix_str(f"{images:,} images", refresh=False)
