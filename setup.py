@@ -50,6 +50,7 @@ setup(
     # scann 1.4 is built against this one; with 2.21 its import fails on an undefined symbol.
     "tensorflow>=2.20,<2.21",
     "tensorflow-datasets>=4.9.9",
+    "threadpoolctl>=3.5",
     "tokenizers>=0.22",
     "tqdm>=4.66",
     "transformers>=5.0,<6",

@@ -26,6 +26,7 @@ both() {
   local -x MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
   if [ "$(getconf _NPROCESSORS_ONLN)" -le 2 ]; then # a thread each; more would get in each other's way
     export XLA_FLAGS="$XLA_FLAGS --xla_cpu_multi_thread_eigen=false"
+    local -x OPENBLAS_NUM_THREADS=1
   fi
   for loss in "${losses[@]}"; do
     "${@//LOSS/$loss}" > >(sed -u "s/.*\r//; s/^/$loss: /") 2>&1 &

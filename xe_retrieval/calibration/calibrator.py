@@ -17,6 +17,7 @@ import dataclasses
 
 import numpy as np
 from scipy import optimize
+from threadpoolctl import threadpool_limits
 
 CELL = 0.0025  # scores are counted in cells of this width
 LIMIT = 2  # between −LIMIT and LIMIT: cosines, and what a bank makes of them
@@ -146,6 +147,7 @@ def assign(cuts, queries: Queries):
   return group
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # its problems are tiny: threads only wait
 def fit(cuts, histograms, queries: Queries, rare=RARE) -> tuple[Calibrator, list[Calibrator]]:
   """Counts of pairs -> the calibrator with the best log-likelihood on held-out queries.
 

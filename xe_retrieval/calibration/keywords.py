@@ -123,7 +123,12 @@ def _having(captions, wanted):
 
 
 def _stems(text):
-  return set(_stemmer.stemWords(_content(text)))
+  return set(map(_stem, _content(text)))
+
+
+@functools.lru_cache(100_000)  # words; captions repeat them
+def _stem(word):
+  return _stemmer.stemWord(word)
 
 
 def _content(text):
