@@ -45,7 +45,7 @@ def prepare(
 ) -> dict:
   """Makes the data set under `out` and returns its manifest.
 
-  `beam_settings`, of `preparation.beam.settings`, runs it on Apache Beam instead of in processes.
+  `beam_settings`, a preparation.beam.Settings, runs it on Apache Beam instead of in processes.
   """
 
   def register(*arguments):
@@ -136,7 +136,9 @@ def _beam(given, arguments):
     logging.getLogger().setLevel(logging.ERROR)  # its import warns of extras that we do not use
   from xe_retrieval.preparation import beam
 
-  return beam.settings(given.runner, arguments, quiet)
+  settings = beam.Settings(given.runner, arguments, quiet)
+  settings.options()  # wrong ones are said before anything is read
+  return settings
 
 
 def _job(given):

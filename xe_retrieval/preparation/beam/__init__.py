@@ -4,9 +4,8 @@ In `jobs` one process knows the keys of all images; here they are divided among 
 process reads a line per unit. The data set is that of `jobs.run`, byte for byte.
 """
 
-import argparse
+import collections
 import contextlib
-import io
 import json
 import logging
 import os
@@ -17,12 +16,11 @@ import threading
 from collections.abc import Callable
 
 import apache_beam as beam
-from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options import pipeline_options
 
 from xe_retrieval.preparation import archives, claims, jobs, records
 from xe_retrieval.preparation.beam import filesystems, steps
+from xe_retrieval.preparation.beam.settings import Settings
 from xe_retrieval.preparation.rejections import Rejection
 
 _REDUCED = "reduced.json"  # a line per unit, once all are compared
@@ -34,13 +32,14 @@ def run(
   out: str,
   options: records.Options,
   register: Callable,
-  settings: pipeline_options.PipelineOptions,
+  settings: Settings,
   progress: bool = False,
 ) -> dict:
-  """jobs.run on the runner of `settings`; `out` may be on any filesystem that Beam knows.
+  """jobs.run on a runner of Beam's; `out` may be on any filesystem that Beam knows.
 
   Remotely, two runs at a time are not kept apart: they write the same files.
   """
+  FileSystems.set_options(settings.options())
   remote = archives.is_remote(out)
   out = str(out) if remote else os.path.abspath(os.path.expanduser(out))
   directory, work = _places(job.name, out)
@@ -51,34 +50,6 @@ def run(
       manifest = jobs.finished(directory, plan)
       manifest = manifest or _make(job, out, work, plan, options, register, settings, progress)
   return manifest
-
-
-def settings(runner: str, arguments: list[str], quiet: bool = True):
-  """Beam's options; ValueError that names the first that it does not know."""
-  parser, said = (
-    argparse.ArgumentParser(conflict_handler="resolve", allow_abbrev=False),
-    io.StringIO(),
-  )
-  for kind in pipeline_options.PipelineOptions.__subclasses__():
-    with contextlib.suppress(AttributeError):
-      kind._add_argparse_args(parser)
-  try:
-    with contextlib.redirect_stderr(said):
-      _, unknown = parser.parse_known_args(arguments)
-  except SystemExit:
-    wrong = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
-    raise ValueError(f"after --, Beam's options: {wrong}") from None
-  # Job servers of other runners have more options, which only they know.
-  if unknown and runner == "DirectRunner":
-    raise ValueError(f"after --, Beam's options: {unknown[0]} is none of them")
-  # Beam's DirectRunner first tries to download another runner, in Go.
-  more = {"runner": "FnApiRunner" if runner == "DirectRunner" else runner}
-  if quiet:
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # tracebacks of what we explain
-    more["default_sdk_harness_log_level"] = "CRITICAL"
-  found = pipeline_options.PipelineOptions(arguments, **more)
-  FileSystems.set_options(found)
-  return found
 
 
 def _make(job, out, work, plan, options, register, settings, progress):
@@ -118,8 +89,8 @@ def _claim(work, plan):
 
 
 def _pipeline(work, units, options, settings):
-  pipeline = beam.Pipeline(options=settings)
-  given = work, options, min(units, _MOST_BUCKETS)
+  pipeline = settings.pipeline()
+  given = work, options, min(units, _MOST_BUCKETS), settings.arguments
   written = (
     pipeline
     | "units" >> beam.Create(range(units))
@@ -153,12 +124,11 @@ def _save(results, path):
 
 def _run(pipeline, work, settings):
   """Runs it to the end; ValueError with the reason that a worker left, or Beam's."""
-  runner = settings.view_as(pipeline_options.StandardOptions).runner
-  runner = "DirectRunner" if runner == "FnApiRunner" else runner
   running = None
   try:
-    running = pipeline.run()
-    running.wait_until_finish()
+    with _silence() if settings.quiet else contextlib.nullcontext():
+      running = pipeline.run()
+      running.wait_until_finish()
   except KeyboardInterrupt:
     if running is not None:
       running.cancel()
@@ -169,8 +139,23 @@ def _run(pipeline, work, settings):
     lines = str(e).strip().splitlines()
     why = re.sub(r" \[while running .*", "", lines[-1])[:300] if lines else type(e).__name__
     raise ValueError(
-      f"--runner={runner} has stopped: {why}; the same command resumes, --verbosity=0 tells more"
+      f"--runner={settings.runner} has stopped: {why}; run the same command to resume, "
+      "with --verbosity=0 for Beam's logs"
     ) from e
+
+
+@contextlib.contextmanager
+def _silence():
+  """Of Beam's loggers and threads, whose tracebacks repeat what we say in a sentence."""
+  logger, hook = logging.getLogger("apache_beam"), threading.excepthook
+  level = logger.level
+  logger.setLevel(logging.CRITICAL + 1)
+  threading.excepthook = lambda _: None
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+    threading.excepthook = hook
 
 
 @contextlib.contextmanager
@@ -197,12 +182,9 @@ def _progress(work, units, shown):
 
 
 def _outcome(job, results):
-  splits, near, rejected = {}, {}, {}
-  for reason in [*(r.reason for r in job.rejections)]:
-    rejected[reason] = rejected.get(reason, 0) + 1
+  splits, near, rejected = {}, {}, collections.Counter(r.reason for r in job.rejections)
   for result in results:
-    for reason, count in result["rejected"].items():
-      rejected[reason] = rejected.get(reason, 0) + count
+    rejected.update(result["rejected"])
     for split, part in result["splits"].items():
       total = splits.setdefault(split, dict.fromkeys(("images", "pairs", "bytes"), 0))
       total |= {name: total[name] + part[name] for name in total}
@@ -261,8 +243,7 @@ def _tables(job, work, results, splits, local):
 def _upload(job, out, shards, files, local, register):
   """Registers the data set without its shards on this machine, then copies all to their place."""
   target, _ = _places(job.name, out)
-  with contextlib.suppress(BeamIOError):  # of an upload that was interrupted
-    target.rmtree()
+  target.rmtree()  # of an upload that was interrupted
   names = register(job.name, local / "out", shards, files, local)
   for split, parts in shards.items():
     for (path, _, _), name in zip(parts, names[split], strict=True):

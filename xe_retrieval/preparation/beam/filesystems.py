@@ -72,7 +72,13 @@ class Path:
       FileSystems.delete([self._path])
 
   def rmtree(self) -> None:
-    FileSystems.delete([f"{self._path}/"])
+    """Deletes the directory, if there is one."""
+    if not archives.is_remote(self._path):
+      shutil.rmtree(self._path, ignore_errors=True)
+    elif self._path.startswith(_OBJECTS):
+      FileSystems.delete([path for path, _ in found(f"{self._path}/**")])
+    elif self.exists():
+      FileSystems.delete([self._path])
 
   @contextlib.contextmanager
   def _new(self):

@@ -14,6 +14,8 @@ import tempfile
 
 import apache_beam as beam
 import numpy as np
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from xe_retrieval.preparation import archives, caption_tables, duplicates, near_duplicates, records
 from xe_retrieval.preparation.beam import filesystems
@@ -51,8 +53,11 @@ def unpack(text: str) -> records.TableUnit | records.TarUnit:
 class _Step(beam.DoFn):
   """A step that knows the directory, and leaves there why it failed."""
 
-  def __init__(self, work: filesystems.Path, options: records.Options, buckets: int):
-    self.work, self.options, self.buckets = work, options, buckets
+  def __init__(self, work: filesystems.Path, options: records.Options, buckets: int, arguments):
+    self.work, self.options, self.buckets, self.arguments = work, options, buckets, arguments
+
+  def setup(self):  # not every runner gives its workers the options
+    FileSystems.set_options(PipelineOptions(self.arguments))
 
   @contextlib.contextmanager
   def told(self, number):
