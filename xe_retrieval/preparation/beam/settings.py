@@ -42,7 +42,10 @@ class Settings(NamedTuple):
   def pipeline(self) -> beam.Pipeline:
     options = self.options()
     if self.runner != "DirectRunner":
-      return beam.Pipeline(options=options)
+      try:
+        return beam.Pipeline(options=options)
+      except ValueError as e:  # a line for each option that is missing
+        raise ValueError(f"--runner={self.runner}: {' '.join(str(e).split())}") from e
     # Named "DirectRunner", Beam would first try to download another runner, in Go.
     direct = options.view_as(pipeline_options.DirectOptions)
     environment = None
