@@ -125,6 +125,11 @@ def main(argv):
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
     sys.exit("\nstopped; run the same command to resume")
+  except Exception as e:  # filesystems raise what their libraries do: no access, no such bucket
+    if not given.runner or given["verbosity"].present:
+      raise
+    why = " ".join(str(e).split())[:500]
+    sys.exit(f"error: {type(e).__name__}: {why}; --verbosity=0 shows where")
   print(_summary(manifest, given.out))
 
 
@@ -137,7 +142,7 @@ def _beam(given, arguments):
   from xe_retrieval.preparation import beam
 
   settings = beam.Settings(given.runner, arguments, quiet)
-  settings.options()  # wrong ones are said before anything is read
+  settings.use()  # wrong ones are said before anything is read
   return settings
 
 

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable
 
 import apache_beam as beam
-from apache_beam.io.filesystems import FileSystems
 
 from xe_retrieval.preparation import archives, claims, jobs, records
 from xe_retrieval.preparation.beam import filesystems, steps
@@ -39,7 +38,7 @@ def run(
 
   Remotely, two runs at a time are not kept apart: they write the same files.
   """
-  FileSystems.set_options(settings.options())
+  settings.use()
   remote = archives.is_remote(out)
   out = str(out) if remote else os.path.abspath(os.path.expanduser(out))
   directory, work = _places(job.name, out)

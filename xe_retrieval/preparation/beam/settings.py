@@ -8,6 +8,7 @@ import sys
 from typing import NamedTuple
 
 import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options import pipeline_options
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.transforms import environments
@@ -38,6 +39,10 @@ class Settings(NamedTuple):
       raise ValueError(f"Beam's options, after --: there is no {unknown[0]}")
     runner = {} if self.runner == "DirectRunner" else {"runner": self.runner}
     return pipeline_options.PipelineOptions(self.arguments, **runner)
+
+  def use(self) -> None:
+    """Lets this process open files as the options say."""
+    FileSystems.set_options(self.options())
 
   def pipeline(self) -> beam.Pipeline:
     options = self.options()
