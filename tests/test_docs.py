@@ -1,6 +1,7 @@
 """The documentation: links, paths, commands and flags exist, and its examples run."""
 
 import doctest
+import importlib.util
 import os
 import pathlib
 import re
@@ -20,7 +21,8 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", DEVELOPMENT, re.S | re.M)
 FOLDERS = ("xe_retrieval", "configs", "launch", "tests", "benchmarks", "docs")
 FILES = [p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob("*.*")]
 EXAMPLES = {m[1]: block for _, block in BLOCKS if (m := re.match(r"# ([\w/]+\.py)\n", block))}
-OTHER_TOOLS = {"no-deps", "build-arg"}  # flags of pip and docker
+OTHER_TOOLS = {"no-deps", "build-arg", "verbosity"}  # flags of pip, docker and absl
+OTHER_TOOLS |= {"parallelism"}  # of the job server of Flink
 
 
 @pytest.fixture(params=PAGES, ids=str)
@@ -68,10 +70,19 @@ def flags_of(module):
   return {absl or argparse for absl, argparse in names}
 
 
+def flags_of_beam():
+  """By its source, too; what follows -- in a command."""
+  (package,) = importlib.util.find_spec("apache_beam").submodule_search_locations
+  source = (pathlib.Path(package) / "options" / "pipeline_options.py").read_text()
+  return set(re.findall(r"""['"]--(\w+)['"]""", source)) | OTHER_TOOLS
+
+
 def test_commands(page):
   text = PAGES[page].replace("\\\n", " ")
   for module, rest in re.findall(r"python -m ((?:xe_retrieval|benchmarks)\.\w+)([^\n`]*)", text):
-    given = set(re.findall(r"(?<!\w)--(\w+)", rest))
+    rest, _, beam = rest.partition(" -- ")
+    given, given_beam = (set(re.findall(r"(?<!\w)--(\w+)", part)) for part in (rest, beam))
+    assert not given_beam or given_beam <= flags_of_beam(), f"{page}: {given_beam}"
     assert given <= flags_of(module), f"{page}: {module} {given - flags_of(module)}"
 
 
@@ -79,7 +90,12 @@ def test_flags_in_prose(page):
   known = set(OTHER_TOOLS)
   for path in (*ROOT.glob("xe_retrieval/*.py"), *ROOT.glob("benchmarks/*.py")):
     known |= flags_of(f"{path.parent.name}.{path.stem}")
-  known |= flags_of("xe_retrieval.search") | flags_of("xe_retrieval.zero_shot") | {"help"}
+  known |= (
+    flags_of("xe_retrieval.search")
+    | flags_of("xe_retrieval.zero_shot")
+    | {"help"}
+    | flags_of_beam()
+  )
   given = set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]))
   assert given <= known, f"{page}: {given - known}"
 
