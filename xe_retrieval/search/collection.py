@@ -18,7 +18,8 @@ import pathlib
 
 import numpy as np
 
-from xe_retrieval.search import filters, image_sources, nearest, scann_index
+from xe_retrieval.search import filters, image_sources
+from xe_retrieval.search.stores import nearest, scann_index
 
 FORMAT = 1
 MANIFEST = "collection.json"

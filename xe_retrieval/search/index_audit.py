@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from xe_retrieval.evaluation import ranks, score_tiles
-from xe_retrieval.search import nearest, scann_index
+from xe_retrieval.search.stores import nearest, scann_index
 
 QUERIES = 1000  # that are also answered exactly
 

@@ -25,7 +25,7 @@ from xe_retrieval import model as models
 from xe_retrieval.calibration import artifact
 from xe_retrieval.data import decoding
 from xe_retrieval.preparation import cores
-from xe_retrieval.search import scann_index
+from xe_retrieval.search.stores import scann_index
 from xe_retrieval.search.collection import (
   EXACT_BELOW,
   FORMAT,
