@@ -22,7 +22,7 @@ EXACT_BELOW = 250_000  # rows; a query takes about 5 ms per 100,000 of them exac
 LARGEST = 2_000_000  # rows of a segment: ScaNN is built for one at a time, in memory
 MOST_SMALL = 8  # segments below EXACT_BELOW
 _LEAST_SCANN = 16  # rows: below, its hashes cannot be trained
-_WORTH_SCANN = 10_000  # rows that are added to a collection with --kind=scann
+_WORTH_SCANN = 50_000  # rows that are added to a collection with --kind=scann
 
 
 class FileStore(Store):
