@@ -275,8 +275,6 @@ def _write_table(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   else:
     options = csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
-    if path.suffix == ".tsv":
-      options.quoting_style = "none"
     csv.write_csv(table, path, options)
 
 

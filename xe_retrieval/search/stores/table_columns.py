@@ -63,8 +63,8 @@ class TableColumns:
       if kind == ".csv":
         return pa.csv.read_csv(self.path, convert_options=as_bytes)
       if kind == ".tsv":
-        plain = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
-        return pa.csv.read_csv(self.path, parse_options=plain, convert_options=as_bytes)
+        tabs = pa.csv.ParseOptions(delimiter="\t")
+        return pa.csv.read_csv(self.path, parse_options=tabs, convert_options=as_bytes)
     except (OSError, pa.ArrowException) as e:
       raise ValueError(f"{self.path} cannot be read as a table: {' '.join(str(e).split())}") from e
     raise ValueError(f"{self.path} should be a table that ends in .tsv, .csv, .jsonl or .parquet")
