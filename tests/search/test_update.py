@@ -1,14 +1,21 @@
 """A folder becomes a collection, and stays one while files come, change and go."""
 
+import json
+import os
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import csv
 
 from tests.search.conftest import draw, make_workdir
 from xe_retrieval.calibration import artifact
 from xe_retrieval.search import image_sources
 from xe_retrieval.search import update as updates
 from xe_retrieval.search.collection import Collection
+from xe_retrieval.search.stores.table_columns import TableColumns
 
 
 @pytest.fixture
@@ -20,23 +27,47 @@ def update(model, workdir, tmp_path):
   return update
 
 
+def everything(found):
+  """{name: id} of a collection."""
+  ids = np.concatenate([found.store.known(label)[0] for label in found.sources])
+  return dict(zip(map(os.fsdecode, found.store.fetch(ids, ["name"])["name"]), ids, strict=True))
+
+
 def names(tmp_path):
-  return sorted(Collection(tmp_path / "index").names)
+  return sorted(everything(Collection(tmp_path / "index")))
+
+
+def vectors(found, names):
+  ids = everything(found)
+  return found.store.vectors(np.array([ids[name] for name in names]))
 
 
 def test_a_folder(update, photos, model, tmp_path):
   report = update([photos])
   assert (report.images, report.embedded, report.removed, report.skipped) == (30, 30, 0, [])
   found = Collection(tmp_path / "index")
-  assert len(found) == 30 and found.names[0] == "deeper/still/scene020.png"
-  files = [found.full_name(row) for row in range(30)]
-  np.testing.assert_allclose(found.vectors, model.embed_images(files), atol=1e-6)
-  for row in range(30):
-    assert found.row(found.id(row)) == row
-  assert found.row("0" * 16) is None
-  rows, scores = found.search(model.embed_images(files[3:5]), 3)
-  assert list(rows[:, 0]) == [3, 4] and scores[0, 0] == pytest.approx(1, abs=1e-5)
-  assert found.picture(3) == (photos / found.names[3]).read_bytes()
+  assert len(found) == len(found.store) == 30
+  names, ids = (list(x) for x in zip(*everything(found).items(), strict=True))
+  about = found.describe(np.array(ids))
+  files = [one["path"] for one in about]
+  assert files == [str(photos / name) for name in names]
+  np.testing.assert_allclose(
+    found.store.vectors(np.array(ids)), model.embed_images(files), atol=1e-6
+  )
+  for id, one in zip(ids, about, strict=True):
+    assert found.find(one["id"]) == id
+  assert found.find("0" * 16) is None
+  closest, scores = found.search(model.embed_images(files[3:5]), 3)
+  assert list(closest[:, 0]) == ids[3:5] and scores[0, 0] == pytest.approx(1, abs=1e-5)
+  assert found.picture(ids[3]) == (photos / names[3]).read_bytes()
+  summary = found.manifest["summary"]
+  assert summary["folders"] == [
+    {"folder": "photos", "images": 30},
+    {"folder": "photos/deeper", "images": 10},
+    {"folder": "photos/deeper/still", "images": 10},
+  ]
+  dates = sorted(one["date"] for one in about)
+  assert summary["dates"] == [dates[0], dates[-1]]
   kept = artifact.read(found.directory, model.fingerprint())
   assert kept.best.relevance == "captions" and len(kept.bank.captions) == 40
 
@@ -52,15 +83,15 @@ def test_only_what_is_new_or_changed(update, photos, tmp_path):
   report = update([photos])
   assert (report.images, report.embedded, report.removed) == (31, 3, 1)
   after = Collection(tmp_path / "index")
-  assert "scene001.png" not in list(after.names) and "scene041.png" in list(after.names)
-  for row, name in enumerate(before.names):
-    if name not in ("scene000.png", "scene001.png"):
-      same = after.row(before.id(row))  # ids stay
-      np.testing.assert_array_equal(after.vectors[same], before.vectors[row])
-  changed = list(after.names).index("scene000.png")
-  assert abs(
-    after.vectors[changed] - before.vectors[list(before.names).index("scene000.png")]
-  ).max()
+  old, new = everything(before), everything(after)
+  assert "scene001.png" not in new and "scene041.png" in new
+  same = old.keys() - {"scene000.png", "scene001.png"}
+  assert all(old[name] == new[name] for name in same)  # ids stay
+  np.testing.assert_array_equal(vectors(after, same), vectors(before, same))
+  changed = vectors(after, ["scene000.png"]) - vectors(before, ["scene000.png"])
+  assert abs(changed).max() > 0.01
+  # The segment from before stays as it is; beside it are those that are new.
+  assert [s["rows"] for s in after.manifest["store"]["segments"]] == [30, 3]
 
 
 def test_folders_are_added_and_removed(update, photos, tmp_path):
@@ -97,8 +128,8 @@ def test_bad_files_are_skipped_and_listed(update, photos, tmp_path):
   listed = (found.directory / "skipped.tsv").read_text().splitlines()
   assert [line.split("\t")[1] for line in listed] == bad
   assert "pixels" in listed[0] and all(line.split("\t")[2] for line in listed)
-  row = list(found.names).index("caf\udce9 <b>.png")
-  assert found.name(row) == "caf\ufffd <b>.png" and found.picture(row) == whole
+  id = everything(found)["caf\udce9 <b>.png"]
+  assert found.describe([id])[0]["image"] == "caf\ufffd <b>.png" and found.picture(id) == whole
   draw(tmp_path / "more", range(2))
   update([tmp_path / "more"])  # what was listed of the other folder stays listed
   listed = (Collection(tmp_path / "index").directory / "skipped.tsv").read_text().splitlines()
@@ -130,6 +161,180 @@ def test_goes_on_after_an_interruption(update, photos, tmp_path, monkeypatch):
   assert not (tmp_path / "index" / "partial").exists()
 
 
+def test_work_of_another_folder_is_kept(update, photos, tmp_path, monkeypatch):
+  monkeypatch.setattr(updates, "CHUNK", 8)
+  draw(tmp_path / "more", range(50, 53))
+  with pytest.raises(KeyboardInterrupt):
+    update([Interrupted(photos, after=19)])
+  assert update([tmp_path / "more"]).images == 3
+  again = Interrupted(photos, after=100)
+  report = update([again])
+  assert (report.images, report.embedded, again.reads) == (33, 30, 30 - 16)
+  assert not (tmp_path / "index" / "partial").exists()
+
+
+def test_a_picture_that_changes_between_interrupted_runs(update, photos, tmp_path, monkeypatch):
+  monkeypatch.setattr(updates, "CHUNK", 8)
+  with pytest.raises(KeyboardInterrupt):
+    update([Interrupted(photos, after=19)])
+  Image.new("RGB", (50, 40), "red").save(photos / "deeper" / "still" / "scene020.png")
+  (photos / "deeper" / "still" / "scene021.png").unlink()
+  again = Interrupted(photos, after=100)
+  assert update([again]).images == 29 and again.reads == 29 - 14
+  Image.new("RGB", (50, 40), "red").save(photos / "red.png")
+  update([photos])
+  same = vectors(Collection(tmp_path / "index"), ["red.png", "deeper/still/scene020.png"])
+  np.testing.assert_allclose(same[0], same[1], atol=1e-5)
+
+
+def test_names_with_newlines_and_tabs(update, photos, tmp_path):
+  whole = (photos / "scene000.png").read_bytes()
+  odd = "a\nb\tc\\n\udce9.png"
+  (photos / "new\nline").mkdir()
+  (photos / "new\nline" / odd).write_bytes(whole)
+  (photos / "bad\n\t\\t.png").write_bytes(b"no picture")
+  report = update([photos])
+  draw(tmp_path / "more", range(2))
+  again = update([tmp_path / "more"])
+  assert report.skipped == again.skipped and report.skipped[0][1] == "bad\n\t\\t.png"
+  found = Collection(tmp_path / "index")
+  id = everything(found)[f"new\nline/{odd}"]
+  assert found.picture(id) == whole
+  about = found.describe([id])[0]
+  assert about["folder"] == "photos/new\nline" and about["image"].endswith("a\nb\tc\\n\ufffd.png")
+  assert not update([photos]).changed
+
+
+def test_two_images_with_one_id(update, photos, tmp_path, monkeypatch):
+  ids = image_sources.ids
+  last = lambda names: [b"0.png" if n in (b"scene004.png", b"scene007.png") else n for n in names]  # noqa: E731
+  monkeypatch.setattr(image_sources, "ids", lambda key, names: ids(key, last(names)))
+  with pytest.raises(ValueError, match="'scene004.png' and 'scene007.png' have the same id"):
+    update([photos])
+  assert not (tmp_path / "index" / "collection.json").exists()
+  monkeypatch.setattr(image_sources, "ids", lambda key, names: ids("", names))
+  update([photos])
+  draw(tmp_path / "more", range(1))
+  with pytest.raises(
+    ValueError, match="'scene000.png' has the same id as 'scene000.png' of photos"
+  ):
+    update([tmp_path / "more"])
+  assert len(names(tmp_path)) == 30
+
+
+def test_a_source_keeps_its_label(update, photos, tmp_path):
+  draw(tmp_path / "other" / "photos", range(60, 62))
+  draw(tmp_path / "third" / "photos", range(70, 71))
+  update([photos])
+  update([tmp_path / "other" / "photos"])
+  labels = lambda: [*Collection(tmp_path / "index").sources]  # noqa: E731
+  assert labels() == ["photos", "photos (2)"]
+  update(remove=[image_sources.named(str(photos))])
+  assert labels() == ["photos (2)"]
+  found = Collection(tmp_path / "index")
+  assert found.manifest["summary"]["folders"] == [{"folder": "photos (2)", "images": 2}]
+  update([tmp_path / "third" / "photos"])
+  assert labels() == ["photos (2)", "photos"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_columns_of_a_table(update, photos, tmp_path, kind):
+  shown = [("scene000.png", 7, 0.5, "me"), ("deeper/still/scene020.png", None, 2, "é, x")]
+  rows = [dict(zip(("image", "views", "share", "by"), x, strict=True)) for x in shown]
+  path = tmp_path / f"table.{kind}"
+  _write_table(path, rows)
+  update([photos])
+  report = update([photos], columns=path)
+  assert (report.changed, report.embedded, report.images) == (True, 0, 30)
+  found = Collection(tmp_path / "index")
+  types = {"views": "whole", "share": "number", "by": "text"}
+  assert found.manifest["columns"] == types and types.items() <= found.store.columns.items()
+  ids = [
+    everything(found)[x] for x in ("deeper/still/scene020.png", "scene000.png", "scene001.png")
+  ]
+  values = found.store.fetch(np.array(ids), ["views", "share", "by"])
+  assert values == {"views": [None, 7, None], "share": [2, 0.5, None], "by": ["é, x", "me", None]}
+  assert not update([photos], columns=path).changed
+  rows[0]["views"] = 8
+  _write_table(path, rows)
+  assert update([photos], columns=path).changed
+  found = Collection(tmp_path / "index")
+  assert found.store.fetch(np.array(ids[1:2]), ["views"])["views"] == [8]
+  rows[0]["views"] = "many"
+  _write_table(path, rows)
+  with pytest.raises(ValueError, match="column 'views' is text, but whole in the index; --rebuild"):
+    update([photos], columns=path)
+  assert update([photos], columns=path, rebuild=True).embedded == 30
+
+
+def _write_table(path, rows):
+  table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
+  if path.suffix == ".parquet":
+    pq.write_table(table, path)
+  elif path.suffix == ".jsonl":
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  else:
+    options = csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+    csv.write_csv(table, path, options)
+
+
+@pytest.mark.parametrize(
+  ("text", "sentence"),
+  [
+    (
+      "picture,views\na,1\n",
+      "has no column 'image', the names of the images; it has picture, views",
+    ),
+    ("image\na\n", "has no column besides 'image'"),
+    ("image,x\na,1\na,2\n", "image 'a' is in more than one row"),
+    ("image,folder\na,1\n", "column 'folder' is taken; rename it"),
+    ("image,how many\na,1\n", "column 'how many' is no plain name"),
+    ("image,x\na\n", "cannot be read as a table: .*Expected 2 columns, got 1"),
+  ],
+)
+def test_tables_that_are_wrong(tmp_path, text, sentence):
+  path = tmp_path / "table.csv"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=sentence):
+    TableColumns(path)
+  with pytest.raises(ValueError, match="should be a table that ends in .tsv, .csv"):
+    TableColumns(tmp_path / "table.xls")
+  with pytest.raises(ValueError, match="nowhere.csv cannot be read as a table"):
+    TableColumns(tmp_path / "nowhere.csv")
+
+
+def test_float16_and_back(update, photos, tmp_path):
+  update([photos])
+  exact = vectors(Collection(tmp_path / "index"), names(tmp_path))
+  update([photos], precision="float16")
+  assert not update([photos]).changed  # it stays what it is
+  found = Collection(tmp_path / "index")
+  assert found.store.segments[0].vectors.dtype == np.float16
+  half = vectors(found, names(tmp_path))
+  assert 0 < abs(half - exact).max() < 1e-3
+  assert update([photos], precision="float32").changed
+
+
+def test_the_audit_asks_in_words(update, photos, data_dir, tmp_path):
+  """Training captions where the collection has none; nothing to audit where all is compared."""
+  update([photos])
+  exact = Collection(tmp_path / "index").manifest["audit"]
+  assert (exact["recall_at_10"], exact["queries"]) == (1.0, 0)
+  update([photos], kind="scann")
+  audit = Collection(tmp_path / "index").manifest["audit"]
+  assert audit["asked"] == "training captions" and audit["queries"] == 20
+  assert audit["recall_at_10"] > 0.9
+  update([image_sources.parse("shapes/64:train", data_dir)], kind="scann")
+  assert Collection(tmp_path / "index").manifest["audit"]["asked"] == "captions of the collection"
+
+
+def test_an_index_of_the_format_before(tmp_path, update, photos):
+  (tmp_path / "index").mkdir()
+  (tmp_path / "index" / "collection.json").write_text('{"format": 1, "generation": "g000001"}')
+  with pytest.raises(ValueError, match="has format 1, this version reads 2: index anew"):
+    update([photos])
+
+
 def test_another_model(update, photos, workdir, tmp_path):
   import xe_retrieval
 
@@ -144,7 +349,8 @@ def test_another_model(update, photos, workdir, tmp_path):
   report = updates.update_index(tmp_path / "index", other, tmp_path / "other", rebuild=True)
   assert report.embedded == 30
   after = Collection(tmp_path / "index")
-  assert abs(after.vectors - before.vectors).max() > 0.1
+  names = [*everything(before)]
+  assert abs(vectors(after, names) - vectors(before, names)).max() > 0.1
   assert after.manifest["model"] == other.fingerprint()
 
 
@@ -162,18 +368,21 @@ def test_a_data_set_with_captions_by_scann(update, data_dir, model, tmp_path):
   found = Collection(tmp_path / "index")
   assert len(found) == report.images and len(found.captions) > 20
   # ScaNN's files hold neither the vectors nor a pickle.
-  files = [p.name for p in (found.directory / "ann").iterdir()]
+  files = [p.name for p in (tmp_path / "index" / "s000001" / "ann").iterdir()]
   assert "scann_docids.pkl" not in files and "dataset.npy" not in files
   queries = model.embed_text(list(found.captions)[:10])
-  rows, scores = found.search(queries, 5)
-  exact = -np.sort(-(queries @ found.vectors.T), axis=1)[:, :5]
+  ids, scores = found.search(queries, 5)
+  every = vectors(found, [*everything(found)])
+  exact = -np.sort(-(queries @ every.T), axis=1)[:, :5]
   np.testing.assert_allclose(scores, exact, atol=1e-5)
   np.testing.assert_allclose(
-    scores, np.einsum("qd,qkd->qk", queries, np.asarray(found.vectors)[rows]), atol=1e-5
+    scores,
+    np.einsum("qd,qkd->qk", queries, found.store.vectors(ids.reshape(-1)).reshape(10, 5, -1)),
+    atol=1e-5,
   )
   numbers, _ = found.search_captions(queries, 1)
   assert [found.captions[i] for i in numbers[:, 0]] == list(found.captions)[:10]
-  assert found.picture(0)[:4] == b"\x89PNG"
+  assert found.picture(ids[0, 0])[:4] == b"\x89PNG"
 
 
 def test_what_is_no_source(tmp_path):

@@ -109,6 +109,8 @@ def test_filters_and_order(index, photos, model, workdir):
     client = Client(port)
     about = client("/api/about")[2]
     assert about["dates"] == ["1970-01-01", "1970-01-30"]
+    exact = {"recall_at_10": 1.0, "queries": 0, "asked": "every image is compared with"}
+    assert about["audit"] == exact
     assert about["folders"] == [
       {"folder": "photos", "images": 30},
       {"folder": "photos/deeper", "images": 10},
