@@ -16,7 +16,7 @@ import datetime
 import math
 import re
 
-from xe_retrieval.search.condition_tree import COMPARE, Condition, Joined, Test
+from xe_retrieval.search.stores.condition_tree import COMPARE, Condition, Joined, Test
 
 LONGEST = 4_000  # characters of a filter
 DEEPEST = 50  # parentheses and nots in each other
