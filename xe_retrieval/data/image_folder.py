@@ -7,12 +7,18 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from xe_retrieval.preparation import image_files, records
 from xe_retrieval.preparation.rejections import Rejected
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_SUFFIXES = tuple(suffix.encode() for suffix in SUFFIXES)
+_LISTED = 1 << 16  # names at once
 
 
 class Entry(NamedTuple):
@@ -22,24 +28,71 @@ class Entry(NamedTuple):
   stamp: tuple[int, int]
 
 
-def walk(folder: pathlib.Path) -> list[Entry]:
-  """Every picture under a folder by its path from there, sorted; hidden ones are left out."""
+def walk(folder: pathlib.Path) -> Iterator[Entry]:
+  """Every picture under a folder by its path from there, sorted; hidden ones are left out.
+
+  Names of one directory at a time are in memory, and these as bytes in an Arrow array: a directory
+  may hold millions.
+  """
   if not folder.is_dir():
     raise ValueError(f"{folder} is no folder")
-  found = []
-  for directory, folders, files in os.walk(folder):
-    folders[:] = [name for name in folders if not name.startswith(".")]
-    for file in files:
-      if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-        path = os.path.join(directory, file)
-        try:
-          about = os.stat(path)
-        except OSError:  # a dangling link: reading it will say so
-          stamp = (-1, -1)
-        else:
-          stamp = (about.st_size, about.st_mtime_ns)
-        found.append(Entry(os.path.relpath(path, folder), stamp))
-  return sorted(found)
+  yield from _walk(os.fsencode(folder), b"")
+
+
+def count(folder: pathlib.Path) -> int:
+  """How many pictures `walk` would find, without asking for their sizes."""
+  return sum(
+    _is_picture(os.fsencode(file)) for _, _, files in _visible(os.walk(folder)) for file in files
+  )
+
+
+def _visible(walked):
+  for step in walked:
+    step[1][:] = [name for name in step[1] if not name.startswith(".")]
+    yield step
+
+
+def _is_picture(name: bytes) -> bool:
+  return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
+
+
+def _walk(top, inside):
+  names = pa.chunked_array(list(_listed(os.path.join(top, inside))), pa.binary())
+  order = pc.sort_indices(names)
+  for start in range(0, len(names), _LISTED):
+    for name in names.take(order[start : start + _LISTED]).to_pylist():
+      path = os.path.join(inside, name)
+      if name.endswith(b"/"):
+        yield from _walk(top, path)
+        continue
+      try:
+        about = os.stat(os.path.join(top, path))
+      except OSError:  # a dangling link: reading it will say so
+        stamp = (-1, -1)
+      else:
+        stamp = (about.st_size, about.st_mtime_ns)
+      yield Entry(os.fsdecode(path), stamp)
+
+
+def _listed(directory):
+  """Yields Arrow arrays of the pictures in a directory, and of the folders in it with a slash:
+  so they are in the order of whole paths."""
+  try:
+    entries = os.scandir(directory)
+  except OSError:  # may not be read, or has just gone
+    return
+  names = []
+  with entries:
+    for entry in entries:
+      if entry.is_dir():
+        if not entry.name.startswith(b".") and not entry.is_symlink():
+          names.append(entry.name + b"/")
+      elif _is_picture(entry.name):
+        names.append(entry.name)
+      if len(names) == _LISTED:
+        yield pa.array(names, pa.binary())
+        names = []
+  yield pa.array(names, pa.binary())
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -64,7 +117,7 @@ class ImageFolder:
   def __init__(self, folder: str):
     self.name = str(folder)
     self._folder = pathlib.Path(folder).expanduser().resolve()
-    self._entries = walk(self._folder)
+    self._entries = list(walk(self._folder))
     if not self._entries:
       raise ValueError(f"{folder} holds no pictures (files that end in {', '.join(SUFFIXES)})")
 

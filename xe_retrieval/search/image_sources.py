@@ -1,9 +1,13 @@
 """Where the pictures of a collection come from: a folder of files, or a prepared data set."""
 
+import hashlib
 import os
 import pathlib
 import re
 import zlib
+from collections.abc import Iterator
+
+import numpy as np
 
 from xe_retrieval.data import image_folder
 from xe_retrieval.data.image_folder import Entry
@@ -18,8 +22,16 @@ class Folder:
     self.path = pathlib.Path(path).expanduser().resolve()
     self.key = f"folder:{self.path}"
 
-  def entries(self) -> list[Entry]:
+  @property
+  def label(self) -> str:
+    """The source's name for people."""
+    return readable(self.path.name) or "images"
+
+  def entries(self) -> Iterator[Entry]:
     return image_folder.walk(self.path)
+
+  def count(self) -> int:
+    return image_folder.count(self.path)
 
   def read(self, name: str) -> bytes:
     return image_folder.read(self.path / name)
@@ -47,18 +59,25 @@ class Dataset:
       self._opened = pipeline.Source(self.name, self.directory, self.split)
     return self._opened
 
-  def entries(self) -> list[Entry]:
-    images, captions = self._source.column("image_id"), self._source.column("captions")
-    found = {}
-    for number, (image, texts) in enumerate(zip(images.tolist(), captions, strict=True)):
-      # A data set made anew may count its images as before: other captions tell it.
-      stamp = (image, zlib.crc32(b"\0".join(texts)))
-      found.setdefault(image, Entry(f"{number:08d}", stamp))
-    return list(found.values())
+  @property
+  def label(self) -> str:
+    return f"{self.name}:{self.split}"
 
-  def captions(self) -> list[str]:
-    """Each distinct caption once, in order."""
-    return list(dict.fromkeys(self._source.captions().flat))
+  def entries(self) -> Iterator[Entry]:
+    """By the first record of each image."""
+    captions = self._source.column("captions")
+    images = np.asarray(self._source.column("image_id"))
+    for number in np.sort(np.unique(images, return_index=True)[1]).tolist():
+      # A data set made anew may count its images as before: other captions tell it.
+      stamp = (int(images[number]), zlib.crc32(b"\0".join(captions[number])))
+      yield Entry(f"{number:08d}", stamp)
+
+  def count(self) -> int:
+    return len(np.unique(self._source.column("image_id")))
+
+  def captions(self) -> Iterator[str]:
+    """All of them in order; one may come more than once."""
+    return iter(self._source.captions().flat)
 
   def read(self, name: str) -> bytes:
     return self._source.image(int(name))
@@ -89,3 +108,19 @@ def from_key(key: str):
   """The source that a collection remembers."""
   kind, _, rest = key.partition(":")
   return Folder(rest) if kind == "folder" else Dataset(*rest.split(":", 2))
+
+
+def readable(name: str) -> str:
+  """What is not UTF-8 is replaced."""
+  return os.fsencode(name).decode("utf-8", "replace")
+
+
+def ids(key: str, names: list[bytes]) -> np.ndarray:
+  """uint64 [n]: hashes of a source's key and the names of images in it."""
+  start = hashlib.blake2b(os.fsencode(key) + b"\0", digest_size=8)
+  digests = []
+  for name in names:
+    digest = start.copy()
+    digest.update(name)
+    digests.append(digest.digest())
+  return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)

@@ -3,12 +3,12 @@
 import pathlib
 
 
-def open(path, about: dict, columns: dict[str, str]):
+def open(path, about: dict, columns: dict[str, str], writing=False):
   """The store of the collection at `path`: manifest["store"], manifest["columns"]."""
   if about["kind"] == "files":
     from xe_retrieval.search.stores import files
 
-    return files.FileStore(pathlib.Path(path), about, columns)
+    return files.FileStore(pathlib.Path(path), about, columns, writing)
   raise ValueError(f"{path}: vectors lie in {about['kind']!r}, which this version does not know")
 
 
@@ -17,8 +17,14 @@ def create(path, about: dict, columns: dict[str, str], width: int):
   if about["kind"] == "files":
     from xe_retrieval.search.stores import files
 
-    return files.FileStore(pathlib.Path(path), about | {"width": width, "segments": []}, columns)
+    about = about | {"width": width, "segments": []}
+    return files.FileStore(pathlib.Path(path), about, columns, writing=True)
   raise ValueError(f"{path}: vectors cannot be kept in {about['kind']!r} by this version")
+
+
+def place(about: dict) -> dict:
+  """Of what the manifest says: where vectors lie, as `parse` gives it."""
+  return {name: about[name] for name in ("kind", "uri", "name") if name in about}
 
 
 def parse(text: str) -> dict:

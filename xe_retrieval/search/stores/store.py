@@ -74,8 +74,8 @@ class Store(Protocol):
   def has(self, ids) -> np.ndarray:
     """uint64 [n] -> bool [n]."""
 
-  def fetch(self, ids, columns) -> dict[str, list]:
-    """Of few images, all of which are there: {column: its values [n]}, None where missing."""
+  def fetch(self, ids, columns) -> dict[str, list | np.ndarray]:
+    """Of images that are there: {column: its values [n]}, None where missing."""
 
   def vectors(self, ids) -> np.ndarray:
     """Of images that are there: uint64 [n] -> float32 [n, width]."""
@@ -94,7 +94,9 @@ class Store(Protocol):
 
   def commit(self, queries=None) -> dict:
     """Makes all of it safe -> what the manifest says under "store", by which `stores.open` finds
-    it. `queries` float32 [q, width]: a sample of what will be asked, to tune an index by."""
+    it. `queries()` is float32 [q, width], a sample of what will be asked to tune an index by, or
+    None."""
 
-  def swept(self) -> None:
-    """The manifest has been replaced: what only older generations need may go."""
+  def swept(self, before: dict) -> None:
+    """The manifest has been replaced: what only older generations need may go. `before` is what
+    the one before said under "store", which readers may still be opening."""
