@@ -83,12 +83,13 @@ def test_another_kind_of_index(store, queries, monkeypatch):
   monkeypatch.setattr(milvus, "EXACT_BELOW", 100)
   assert store.commit()["built"] == "FLAT"
   monkeypatch.setattr(store, "lite", False)
-  rows.ids[:5] += np.uint64(1)
-  rows.put(store, slice(0, 5))
+  more = Rows(5, seed=2)
+  more.put(store)
   about = store.commit()
   assert about["built"] == "HNSW" and store.approximate and store.histogram(queries, [0]) is None
   ids, scores = store.nearest(queries, 10)
-  np.testing.assert_allclose(scores[0], test_stores.Rows.best(rows, queries[0])[:10], rtol=1e-4)
+  expected = np.sort(np.append(rows.best(queries[0]), more.best(queries[0])))[::-1]
+  np.testing.assert_allclose(scores[0], expected[:10], rtol=1e-4)
   assert store.scan(queries, 3, np.zeros(3))[2] is None
   assert store.scan(queries, 3, np.zeros(3), exact=True)[2] is not None
 
@@ -178,7 +179,7 @@ def test_a_server(tmp_path, queries, monkeypatch):
     assert not store.lite and "secret" not in str(about) and about["uri"] == uri
     found = stores.open(tmp_path, about, COLUMNS)
     where = conditions.parse("stars > 100", found.columns)
-    assert found.nearest(queries, 5, where)[0].shape == (3, 5) and found.matching(where) == 159
+    assert found.nearest(queries, 5, where)[0].shape == (3, 5) and found.matching(where) == 160
     process.kill()
     process.wait()
     with pytest.raises(ValueError, match=f"^Milvus at {uri}: "):
@@ -203,7 +204,7 @@ while True:  # until it is killed
 """
 
 
-@pytest.mark.parametrize("lines", [0, 3, 17])
+@pytest.mark.parametrize("lines", [0, 17])
 def test_kill(tmp_path, queries, lines):
   """What was committed is there; what was not is not, and can be added again."""
   path = tmp_path / "index"

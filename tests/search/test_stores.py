@@ -164,7 +164,7 @@ def test_what_is_known_of_images(filled, rows):
   some = np.concatenate([np.arange(len(HOSTILE)), some])
   found = filled.fetch(rows.ids[some], tuple(rows.columns))
   for name, column in rows.columns.items():
-    assert found[name] == column.take(pa.array(some)).to_pylist(), name
+    assert list(found[name]) == column.take(pa.array(some)).to_pylist(), name
   np.testing.assert_array_equal(filled.vectors(rows.ids[some]), rows.vectors[some])
   asked = np.append(rows.ids[some], np.array([7, 2**64 - 1], np.uint64))
   assert filled.has(asked).tolist() == [True] * len(some) + [False, False]

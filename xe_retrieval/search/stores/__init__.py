@@ -9,6 +9,10 @@ def open(path, about: dict, columns: dict[str, str], writing=False):
     from xe_retrieval.search.stores import files
 
     return files.FileStore(pathlib.Path(path), about, columns, writing)
+  if about["kind"] == "milvus":
+    from xe_retrieval.search.stores import milvus
+
+    return milvus.MilvusStore(pathlib.Path(path), about, columns, writing)
   raise ValueError(f"{path}: vectors lie in {about['kind']!r}, which this version does not know")
 
 
@@ -19,6 +23,10 @@ def create(path, about: dict, columns: dict[str, str], width: int):
 
     about = about | {"width": width, "segments": []}
     return files.FileStore(pathlib.Path(path), about, columns, writing=True)
+  if about["kind"] == "milvus":
+    from xe_retrieval.search.stores import milvus
+
+    return milvus.create(pathlib.Path(path), about, columns, width)
   raise ValueError(f"{path}: vectors cannot be kept in {about['kind']!r} by this version")
 
 

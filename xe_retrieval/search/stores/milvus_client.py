@@ -48,7 +48,8 @@ def connect(path, uri):
       f"vectors in Milvus need pymilvus and, for files, milvus-lite ({e}): "
       "pip install 'xe_retrieval[milvus]'"
     ) from None
-  for name in ("pymilvus", "milvus_lite"):  # they log tracebacks of errors that are raised as well
+  # They log tracebacks of errors that are raised as well, and of what milvus-lite does not have.
+  for name in ("pymilvus", "milvus_lite", *["grpc._server"] * is_file(uri)):
     logging.getLogger(name).setLevel(logging.CRITICAL)
   file = pathlib.Path(path).expanduser().resolve() / uri if is_file(uri) else None
   if file:
