@@ -2,7 +2,8 @@
 
 Embedded chunks go to INDEX/partial/<source> at once, so that an interrupted run loses at most one
 of them; from there they go to the store, file by file. Several processes embed each its share; then
-process 0 does whatever is left, and the swap. Of each image that is known, 25 bytes are in memory.
+process 0 does whatever is left, and the swap. What is known of images is in memory as NumPy arrays,
+some 60 bytes each; names are not.
 """
 
 import contextlib
@@ -98,7 +99,7 @@ def update_index(
       made = model, workdir, update.store, old, {k: sources[k] for k in kept}, kept
       generation.publish(path, *made, update.columns, report.skipped, kind)
     for key in gone | {source.key for source in fresh}:
-      for directory in (path / "partial").glob(f"{_directory(key)}-*"):
+      for directory in (path / "partial").glob(partial(path, key, "*").name):
         shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):  # work of other sources lies there
       (path / "partial").rmdir()
@@ -170,8 +171,7 @@ class _Update:
 
   def walk(self, source, record, share=False):
     """Embeds what is new or changed; with `share`, what of it is this process's."""
-    fingerprint = self.model.fingerprint()
-    directory = self.path / "partial" / f"{_directory(source.key)}-{fingerprint[:16]}"
+    directory = partial(self.path, source.key, self.model.fingerprint()[:16])
     known = self._known(record, self.rebuild)
     walked = chunks.Walk(source, known, chunks.Chunks(directory.glob("*.parquet")))
     with tqdm.tqdm(unit=" images", delay=2, file=sys.stderr) as bar:
@@ -259,9 +259,11 @@ def _label(source, records, kept):
   return next(name for name in names if name not in taken)
 
 
-def _directory(key):
-  """Under INDEX/partial."""
-  return hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()
+def partial(path, key, model) -> pathlib.Path:
+  """Where chunks of a source lie that a model has embedded, until they are in the collection."""
+  return (
+    path / "partial" / f"{hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()}-{model}"
+  )
 
 
 @contextlib.contextmanager
