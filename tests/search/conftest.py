@@ -103,7 +103,20 @@ def photos(tmp_path):
   return folder
 
 
+@pytest.fixture(params=["files", "milvus"])
+def store(request, tmp_path):
+  """--store of an index at tmp_path/index: tests that use it run over files and Milvus-lite."""
+  if request.param == "files":
+    yield "files"
+    return
+  server = pytest.importorskip("milvus_lite").server_manager_instance
+  file = tmp_path / "index" / "vectors.db"
+  yield f"milvus:{file},photos"
+  server.release_server(str(file))
+
+
 @pytest.fixture
-def index(photos, model, workdir, tmp_path):
-  update.update_index(tmp_path / "index", model, workdir, [image_sources.Folder(photos)])
+def index(photos, model, workdir, tmp_path, store):
+  sources = [image_sources.Folder(photos)]
+  update.update_index(tmp_path / "index", model, workdir, sources, store=store)
   return tmp_path / "index"

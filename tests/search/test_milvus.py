@@ -97,7 +97,8 @@ def test_another_kind_of_index(store, queries, monkeypatch):
 def test_a_collection_belongs_to_one_index(store, tmp_path):
   uri = tmp_path / "index" / "vectors.db"
   with pytest.raises(ValueError, match="has a collection photos already, which is not that of"):
-    stores.create(tmp_path / "second", stores.parse(f"milvus:{uri},photos"), COLUMNS, WIDTH)
+    second = tmp_path / "second"
+    stores.create(second, stores.parse(f"milvus:{uri},photos", second), COLUMNS, WIDTH)
   about = store.commit()
   for wrong, sentence in (
     ({"owner": "somebody"}, "the collection photos of Milvus at vectors.db is not that of this"),
@@ -131,14 +132,16 @@ def test_a_text_that_is_too_long(store):
 )
 def test_wrong_addresses(tmp_path, uri, sentence):
   with pytest.raises(ValueError, match=sentence) as e:
-    stores.create(tmp_path, stores.parse(f"milvus:{uri},photos"), COLUMNS, WIDTH)
+    stores.create(tmp_path, stores.parse(f"milvus:{uri},photos", tmp_path), COLUMNS, WIDTH)
   assert "secret" not in str(e.value) and "\n" not in str(e.value)
 
 
 def test_a_package_that_is_missing(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "milvus_lite", None)
   with pytest.raises(ValueError, match=r"pip install 'xe_retrieval\[milvus\]'"):
-    stores.create(tmp_path, stores.parse(f"milvus:{tmp_path}/x.db,photos"), COLUMNS, WIDTH)
+    stores.create(
+      tmp_path, stores.parse(f"milvus:{tmp_path}/x.db,photos", tmp_path), COLUMNS, WIDTH
+    )
 
 
 def test_a_file_inside_the_index_moves_with_it(tmp_path):
@@ -173,7 +176,7 @@ def test_a_server(tmp_path, queries, monkeypatch):
     assert process.stdout.readline()  # it listens
     monkeypatch.setenv("MILVUS_TOKEN", "root:very-secret")
     rows, uri = Rows(), f"http://127.0.0.1:{port}"
-    store = stores.create(tmp_path, stores.parse(f"milvus:{uri},photos"), COLUMNS, WIDTH)
+    store = stores.create(tmp_path, stores.parse(f"milvus:{uri},photos", tmp_path), COLUMNS, WIDTH)
     rows.put(store)
     about = store.commit()
     assert not store.lite and "secret" not in str(about) and about["uri"] == uri

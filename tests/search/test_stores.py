@@ -65,7 +65,7 @@ def make(kind, path):
   if kind == "milvus":
     pytest.importorskip("milvus_lite")
   path.mkdir()
-  about = stores.parse("" if kind == "files" else f"milvus:{path}/vectors.db,photos")
+  about = stores.parse("" if kind == "files" else f"milvus:{path}/vectors.db,photos", path)
   return stores.create(path, about, COLUMNS, WIDTH)
 
 
@@ -258,7 +258,7 @@ def test_a_column_that_comes_later(kind, tmp_path, rows):
 
 
 def test_where_vectors_lie():
-  assert stores.parse("") == {"kind": "files"}
+  assert stores.parse("", "i") == stores.parse("files", "i") == {"kind": "files"}
   for text in ("milvus", "milvus:vectors.db", "milvus:,photos", "qdrant:x,y"):
-    with pytest.raises(ValueError, match="expected nothing, for files, or milvus:URI,NAME"):
-      stores.parse(text)
+    with pytest.raises(ValueError, match="expected files, or milvus:URI,NAME"):
+      stores.parse(text, "i")

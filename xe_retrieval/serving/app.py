@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from xe_retrieval.preparation import image_files
+from xe_retrieval.search.stores.store import Unavailable
 from xe_retrieval.serving import middleware, operations, schema, thumbnails
 from xe_retrieval.serving.batching import Busy
 from xe_retrieval.serving.limits import LIMITS
@@ -214,6 +215,10 @@ def _errors(app):
   @app.exception_handler(InvalidRequest)
   async def cannot_answer(_, error):
     return JSONResponse({"detail": str(error)}, 422)
+
+  @app.exception_handler(Unavailable)
+  async def unavailable(_, error):
+    return JSONResponse({"detail": str(error)}, 503, {"retry-after": "5"})
 
   @app.exception_handler(Busy)
   async def busy(_, error):

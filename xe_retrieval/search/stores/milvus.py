@@ -13,18 +13,21 @@ are dynamic ones, because milvus-lite cannot add fields.
 """
 
 import functools
+import threading
 
+import cachetools
 import numpy as np
 
 from xe_retrieval.search import conditions
 from xe_retrieval.search.stores import milvus_client, milvus_rows
-from xe_retrieval.search.stores.store import NAMED, Store
+from xe_retrieval.search.stores.store import NAMED, OWN, Store
 
 EXACT_BELOW = 250_000  # images; from there on, a server gets an approximate index
 PAGE = 16_384  # results of one request, by Milvus's limit
 LITE_PAGE = 4_096  # milvus-lite reads five whole rows for each result of a range search
 MOST = 1_000_000  # scores that are listed by several requests
 FIRST = 256  # results of the first request of a range search, most of which find less
+ROWS = 16_384  # of which is kept what is known of them
 RESULTS = 200_000  # of all queries of a request
 
 
@@ -32,11 +35,17 @@ class MilvusStore(Store):
   def __init__(self, path, about: dict, columns: dict[str, str], writing=False):
     self.columns, self._about, self.width = NAMED | columns, about, about["width"]
     self.lite = milvus_client.is_file(about["uri"])
+    if "precision" in about:
+      raise ValueError("--precision is for vectors in files; Milvus keeps float32")
+    if self.lite and about["index"] == "scann":
+      raise ValueError("milvus-lite has no ScaNN: leave --kind out, or use a Milvus server")
     self.client = milvus_client.connect(path, about["uri"])
     self.rows = milvus_rows.Rows(self.columns, about["fields"])
     milvus_client.check(self.client, about)
     self.matching = functools.lru_cache(64)(self._matching)
+    self._lock = threading.Lock()
     self._gone = np.zeros(0, np.uint64)  # removed unless they are added again
+    self._cache = None if writing else cachetools.LRUCache(ROWS)  # key -> what is known of it
     if writing:
       self._delete(self._ids(f"batch > {about['update']}"))
 
@@ -85,18 +94,33 @@ class MilvusStore(Store):
   def _matching(self, where):
     return len(self) if where is None else self._count(self._filter(where))
 
+  def any_matches(self, where):
+    return len(self._ask("query", filter=self._filter(where), limit=1, output_fields=["id"])) > 0
+
   def has(self, ids):
-    found = self._query(ids, ["batch"])
-    known = {row["id"] for row in found if row["batch"] <= self._about["update"]}
-    return np.array([i in known for i in _signed(ids)], bool)
+    found, done = self._rows_of(ids, OWN), self._about["update"]
+    return np.array([i in found and found[i]["batch"] <= done for i in _signed(ids)], bool)
 
   def fetch(self, ids, columns):
-    found = {row["id"]: row for row in self._query(ids, self.rows.fields(columns))}
+    found = self._rows_of(ids, columns)
     rows = [found[i] for i in _signed(ids)]
     return {name: [self.rows.value(row, name) for row in rows] for name in columns}
 
+  def _rows_of(self, ids, columns):
+    """{key: row} of those that are there; a page asks several times for the same images."""
+    wanted = dict.fromkeys(_signed(ids))
+    if self._cache is None or not OWN.keys() >= set(columns):
+      return {row["id"]: row for row in self._query(list(wanted), self.rows.fields(columns))}
+    with self._lock:
+      found = {key: self._cache[key] for key in wanted if key in self._cache}
+    new = self._query([key for key in wanted if key not in found], self.rows.fields(OWN))
+    found |= {row["id"]: row for row in new}
+    with self._lock:
+      self._cache.update({row["id"]: row for row in new})
+    return found
+
   def vectors(self, ids):
-    found = {row["id"]: row["vector"] for row in self._query(ids, ["vector"])}
+    found = {row["id"]: row["vector"] for row in self._query(_signed(ids), ["vector"])}
     return np.array([found[i] for i in _signed(ids)], np.float32).reshape(-1, self.width)
 
   def _filter(self, where):
@@ -106,17 +130,15 @@ class MilvusStore(Store):
   def _search(self, queries, k, where, exact=False, **range_):
     """[(ids, scores)] of each query."""
     params = range_ | self._effort(k, exact)
-    with milvus_client.asking(self._about["uri"]):
-      found = self.client.search(
-        self._about["collection"],
-        list(np.ascontiguousarray(queries, np.float32)),
-        anns_field="vector",
-        filter=self._filter(where),
-        limit=k,
-        output_fields=["id"],
-        search_params={"metric_type": "IP", "params": params},
-        consistency_level="Strong",
-      )
+    found = self._ask(
+      "search",
+      data=list(np.ascontiguousarray(queries, np.float32)),
+      anns_field="vector",
+      filter=self._filter(where),
+      limit=k,
+      output_fields=["id"],
+      search_params={"metric_type": "IP", "params": params},
+    )
     return [([hit["id"] for hit in hits], [hit["distance"] for hit in hits]) for hits in found]
 
   def _effort(self, k, exact):
@@ -148,37 +170,19 @@ class MilvusStore(Store):
       else:
         ceiling = {"range_filter": min(scores)}
 
-  def _query(self, ids, fields):
+  def _query(self, keys, fields):
     out = []
-    for some in _batches(_signed(ids), 1000):
-      with milvus_client.asking(self._about["uri"]):
-        out += self.client.query(
-          self._about["collection"],
-          ids=some,
-          output_fields=["id", *fields],
-          consistency_level="Strong",
-        )
+    for some in _batches(keys, 1000):
+      out += self._ask("query", ids=some, output_fields=["id", "batch", *fields])
     return out
 
   def _count(self, filter=""):
-    with milvus_client.asking(self._about["uri"]):
-      found = self.client.query(
-        self._about["collection"],
-        filter=filter,
-        output_fields=["count(*)"],
-        consistency_level="Strong",
-      )
-    return found[0]["count(*)"]
+    return self._ask("query", filter=filter, output_fields=["count(*)"])[0]["count(*)"]
 
   def _pages(self, filter, fields):
+    fields = ["id", *fields]
+    pages = self._ask("query_iterator", batch_size=PAGE, filter=filter, output_fields=fields)
     with milvus_client.asking(self._about["uri"]):
-      pages = self.client.query_iterator(
-        self._about["collection"],
-        batch_size=PAGE,
-        filter=filter,
-        output_fields=["id", *fields],
-        consistency_level="Strong",
-      )
       while page := pages.next():
         yield page
       pages.close()
@@ -186,6 +190,12 @@ class MilvusStore(Store):
   def _ids(self, filter):
     found = [row["id"] for page in self._pages(filter, []) for row in page]
     return np.array(found, np.int64).view(np.uint64)
+
+  def _ask(self, method, **more):
+    """Of the client; Milvus answers with all that was written before."""
+    with milvus_client.asking(self._about["uri"]):
+      call = getattr(self.client, method)
+      return call(self._about["collection"], consistency_level="Strong", **more)
 
   # ---- writing ----
 

@@ -14,6 +14,8 @@ import pathlib
 import secrets
 import urllib.parse
 
+from xe_retrieval.search.stores.store import Unavailable
+
 OWNER = "owner"
 INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"with_raw_data": True}}
 
@@ -90,7 +92,7 @@ def asking(uri):
     yield
   except (pymilvus.MilvusException, grpc.RpcError, OSError) as e:
     said = getattr(e, "message", "") or getattr(e, "details", lambda: "")() or str(e)
-    raise ValueError(f"Milvus at {_public(uri)}: {' '.join(str(said).split())[:300]}") from e
+    raise Unavailable(f"Milvus at {_public(uri)}: {' '.join(str(said).split())[:300]}") from e
 
 
 def _public(uri):
@@ -130,12 +132,8 @@ def create(path, about, fields) -> dict:
   """
   import pymilvus
 
-  path = pathlib.Path(path).expanduser()
-  uri = place(path, about["uri"])
-  kind = about.get("index", "auto")
-  if kind == "scann" and is_file(uri):
-    raise ValueError("milvus-lite has no ScaNN: leave --kind out, or use a Milvus server")
-  about = about | {"uri": uri, "owner": _own(path), "update": 0, "images": 0, "index": kind}
+  path, uri = pathlib.Path(path).expanduser(), about["uri"]
+  about = {"index": "auto"} | about | {"owner": _own(path), "update": 0, "images": 0}
   about |= {"collection": _free_name(path, about), "built": "FLAT"}
   client = connect(path, uri)
   name = about["collection"]
