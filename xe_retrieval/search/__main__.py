@@ -155,8 +155,8 @@ def _define_flags():
     "filter",
     "",
     'Only images that match, as in source == "holiday" and year > 2020: == != < <= > >=, in [a, '
-    'b], like "a%", and, or, not, parentheses, on source, folder, name, date, year and the columns of '
-    "index --columns.",
+    'b], like "a%", and, or, not, parentheses, on source, folder, name, date, year and columns '
+    "of index --columns.",
   )
   flags.DEFINE_enum("order", "best", ["best", "date"], "date: the newest of the relevant first.")
   flags.DEFINE_bool("json", False, "One JSON object per query and line.")

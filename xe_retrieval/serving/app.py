@@ -28,7 +28,10 @@ _KINDS = {
 _PAGES = {"/": "page.html", "/api": "api.html"}  # the other files have their name as address
 _FOLDER = pathlib.Path(__file__).parent / "page"
 _WRONG = {422: {"model": schema.Error, "description": "The request is invalid; `detail` says why."}}
-_FULL = {429: {"model": schema.Error, "description": "Too many requests are waiting; try again."}}
+_FULL = {
+  429: {"model": schema.Error, "description": "Too many requests are waiting; try again."},
+  503: {"model": schema.Error, "description": "The engine that holds the vectors does not answer."},
+}
 _UNKNOWN = {404: {"model": schema.Error, "description": "No image has this id."}}
 _BODY = {
   400: {"model": schema.Error, "description": "The body is not JSON."},
