@@ -10,8 +10,9 @@ noise, like embeddings; `clusters`, 2,000 of them; `noise`, which has nothing to
   python -m benchmarks.index --only=disk --vectors=1000000,10000000 --precision=float16
 
 writes a collection of `surface` vectors on disk as `index` does, in chunks, and prints how long
-that takes, its memory and size, the recall and speed of searching, and the time of adding 10,000. With --only=milvus, the same vectors go to files and, with
-an exact index and with HNSW, to Milvus-lite.
+that takes, its memory and size, the recall and speed of searching, and the time of adding 10,000.
+With --only=milvus, the same vectors go to files and, with an exact index and with HNSW, to
+Milvus-lite.
 """
 
 import argparse
