@@ -42,7 +42,7 @@ setup(
     "orbax-checkpoint>=0.12,<0.13",
     "pillow>=10.3",
     "prometheus-client>=0.20",
-    "pyarrow>=17",
+    "pyarrow>=18",
     "pydantic>=2.7",
     "safetensors>=0.5",
     "scann[tf]>=1.4.2,<1.5",

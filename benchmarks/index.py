@@ -11,6 +11,8 @@ noise, like embeddings; `clusters`, 2,000 of them; `noise`, which has nothing to
 
 writes a collection of `surface` vectors on disk as `index` does, in chunks, and prints how long
 that takes, its memory and size, the recall and speed of searching, and the time of adding 10,000.
+With --only=milvus, the same vectors go to files and, with an exact index and with HNSW, to
+Milvus-lite.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import time
 
 import numpy as np
 
-from benchmarks import index_on_disk
+from benchmarks import index_in_milvus, index_on_disk
 from xe_retrieval.search.stores import nearest, scann_index
 
 WIDTH, K, TARGET = 128, 10, 0.97
@@ -28,7 +30,7 @@ def main():
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--only", choices=["speed", "disk"], default="speed")
+  parser.add_argument("--only", choices=["speed", "disk", "milvus"], default="speed")
   parser.add_argument("--vectors", default="200000", help="how many; several: 1000000,10000000")
   parser.add_argument("--precision", choices=["float32", "float16"], default="float32")
   parser.add_argument("--kind", choices=["auto", "exact", "scann"], default="scann", help="disk")
@@ -37,6 +39,11 @@ def main():
   parser.add_argument("--kinds", default="surface,clusters,noise")
   args = parser.parse_args()
   for count in map(int, args.vectors.split(",")):
+    if args.only == "milvus":
+      index_on_disk.measure(count, args.precision, args.kind, args.folder)
+      for kind in ("exact", "hnsw"):
+        index_in_milvus.measure(count, kind, args.folder)
+      continue
     if args.only == "disk":
       index_on_disk.measure(count, args.precision, args.kind, args.folder)
       continue

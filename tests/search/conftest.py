@@ -103,7 +103,28 @@ def photos(tmp_path):
   return folder
 
 
+def release(index):
+  """Lets other processes open the vectors: milvus-lite holds them until its process ends."""
+  if (file := index / "vectors.db").exists():
+    import milvus_lite
+
+    milvus_lite.server_manager_instance.release_server(str(file))
+
+
+@pytest.fixture(params=["files", "milvus"])
+def store(request, tmp_path):
+  """--store of an index at tmp_path/index: tests that use it run over files and Milvus-lite."""
+  if request.param == "files":
+    yield "files"
+    return
+  pytest.importorskip("milvus_lite")
+  yield f"milvus:{tmp_path / 'index' / 'vectors.db'},photos"
+  release(tmp_path / "index")
+
+
 @pytest.fixture
-def index(photos, model, workdir, tmp_path):
-  update.update_index(tmp_path / "index", model, workdir, [image_sources.Folder(photos)])
+def index(photos, model, workdir, tmp_path, store):
+  sources = [image_sources.Folder(photos)]
+  update.update_index(tmp_path / "index", model, workdir, sources, store=store)
+  release(tmp_path / "index")
   return tmp_path / "index"

@@ -27,6 +27,12 @@ LOADED = "(least) => [...document.images].filter((i) => i.naturalWidth > 0).leng
 expect.set_options(timeout=30_000)
 
 
+@pytest.fixture
+def store():
+  """Of the index that is served; test_milvus_server.py serves from Milvus-lite."""
+  return "files"
+
+
 class Client:
   """A persistent HTTP connection to a server on this machine."""
 

@@ -83,7 +83,9 @@ def test_pictures_filters_lists_and_the_curve(page, index, photos, model, tmp_pa
     expect(page).to_have_url(re.compile("folder=photos%2Fdeeper&order=date"))
     expect(cards).to_have_count(10)
     page.locator("#until").fill("1999-01-01")
-    expect(page.locator("#why")).to_have_text("No image is in this folder, or of these dates.")
+    expect(page.locator("#why")).to_have_text(
+      "No image is in this folder, of these dates and passes the filter."
+    )
 
     # The list as files and in the clipboard.
     page.goto(f"http://127.0.0.1:{port}/?q=a+red+circle&p=0.01")

@@ -12,7 +12,8 @@ nothing is relevant. What is returned is asked for in one of four ways:
 Several queries: as further arguments, or one per line of --queries=FILE (- is standard input, and
 each line is answered as it comes). --image=FILE searches for images like a picture; with words too,
 they decide what is relevant, and --weight how much they matter for the order, from 0 to 1.
---folder, --since and --until search some of the images, --order=date shows the newest first.
+--folder, --since and --until search some of the images, and so does --filter='source == "holiday"
+and year > 2020'; --order=date shows the newest first.
 Exit code: 0 if any query has a result, 1 if nothing is relevant, 2 if something is wrong.
 """
 
@@ -29,7 +30,7 @@ from xe_retrieval import config as config_lib
 _BATCH = 256  # lines answered at once
 _ASKED = (
   *("min_probability", "max_wrong", "min_precision", "threshold", "guarantee"),
-  *("top", "offset", "weight", "folder", "order"),
+  *("top", "offset", "weight", "folder", "order", "filter"),
 )
 
 
@@ -90,7 +91,7 @@ def _text(found, several):
 
 def _nothing(found):
   if found["best_score"] is None:
-    return "nothing relevant (no image is in this folder, or of these dates)"
+    return "nothing relevant (no image is in this folder, of these dates and passes the filter)"
   if found["threshold"] is None:
     return "nothing relevant (no threshold reaches what is asked for)"
   if not found["familiar"]:
@@ -150,6 +151,13 @@ def _define_flags():
   flags.DEFINE_string("folder", "", "Only images of this source or folder, as in photos/2019.")
   flags.DEFINE_string("since", "", "Only images changed on this day or later, as in 2026-11-18.")
   flags.DEFINE_string("until", "", "Only images changed on this day or before.")
+  flags.DEFINE_string(
+    "filter",
+    "",
+    'Only images that match, as in source == "holiday" and year > 2020: == != < <= > >=, in [a, '
+    'b], like "a%", and, or, not, parentheses, on source, folder, name, date, year and columns '
+    "of index --columns.",
+  )
   flags.DEFINE_enum("order", "best", ["best", "date"], "date: the newest of the relevant first.")
   flags.DEFINE_bool("json", False, "One JSON object per query and line.")
   flags.DEFINE_string("queries", "", "File with one query per line; - is standard input.")

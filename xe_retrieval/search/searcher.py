@@ -145,11 +145,13 @@ class Searcher:
       queries = iter(lambda: list(itertools.islice(rest, BATCH)), [])
     return self.answer_batches(queries, image, **asked)
 
-  def answer_batches(self, batches, image=None, folder="", since=None, until=None, **asked):
+  def answer_batches(
+    self, batches, image=None, folder="", since=None, until=None, filter="", **asked
+  ):
     """The same of lists of strings, each answered as it comes; None: a picture alone."""
     cut = {name: asked.pop(name) for name in CUT if name in asked}
     cuts = {None: picture_cut(**cut)} if batches is None else self.cuts(**cut)
-    where = self.collection.where(folder, since, until)
+    where = self.collection.where(folder, since, until, filter)
     like = None if image is None else self.picture(image)
     for batch in [[None]] if batches is None else map(self.embed, batches):
       asks = [Ask(q, cuts[q and q.words], where=where, like=like, **asked) for q in batch]

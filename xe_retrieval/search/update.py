@@ -119,7 +119,7 @@ class _Update:
 
   def open_store(self, store, options):
     """The store to write to: the collection's own, or a new one."""
-    place = stores.parse(store) if store or not self.old else None
+    place = stores.parse(store, self.path) if store or not self.old else None
     if not self.old or self.rebuild:
       place = place or stores.place(self.old.manifest["store"])
       self.about = place | options

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from xe_retrieval.preparation import image_files
+from xe_retrieval.search.stores.store import Unavailable
 from xe_retrieval.serving import middleware, operations, schema, thumbnails
 from xe_retrieval.serving.batching import Busy
 from xe_retrieval.serving.limits import LIMITS
@@ -27,7 +28,10 @@ _KINDS = {
 _PAGES = {"/": "page.html", "/api": "api.html"}  # the other files have their name as address
 _FOLDER = pathlib.Path(__file__).parent / "page"
 _WRONG = {422: {"model": schema.Error, "description": "The request is invalid; `detail` says why."}}
-_FULL = {429: {"model": schema.Error, "description": "Too many requests are waiting; try again."}}
+_FULL = {
+  429: {"model": schema.Error, "description": "Too many requests are waiting; try again."},
+  503: {"model": schema.Error, "description": "The engine that holds the vectors does not answer."},
+}
 _UNKNOWN = {404: {"model": schema.Error, "description": "No image has this id."}}
 _BODY = {
   400: {"model": schema.Error, "description": "The body is not JSON."},
@@ -214,6 +218,10 @@ def _errors(app):
   @app.exception_handler(InvalidRequest)
   async def cannot_answer(_, error):
     return JSONResponse({"detail": str(error)}, 422)
+
+  @app.exception_handler(Unavailable)
+  async def unavailable(_, error):
+    return JSONResponse({"detail": str(error)}, 503, {"retry-after": "5"})
 
   @app.exception_handler(Busy)
   async def busy(_, error):

@@ -10,6 +10,7 @@ import numpy as np
 
 from xe_retrieval.search import asking
 from xe_retrieval.search import searcher as searchers
+from xe_retrieval.search.stores.store import Unavailable
 from xe_retrieval.serving import responses, thumbnails
 from xe_retrieval.serving.batching import Busy
 from xe_retrieval.serving.limits import LIMITS
@@ -61,6 +62,7 @@ class Loaded:
       "calibration": known and responses.calibration(self.searcher),
       "examples": responses.examples(captions),
       **collection.manifest["summary"],  # folders and dates
+      "columns": [{"column": c, "type": t} for c, t in collection.store.columns.items()],
       "audit": audit and {name: audit[name] for name in ("recall_at_10", "queries", "asked")},
       "limits": LIMITS,
     }
@@ -114,10 +116,12 @@ class Loaded:
   def _ask(self, query, options, **more):
     searcher = self.searcher
     asked = {name: options[name] for name in searchers.CUT}
-    where = options["folder"], options["since"], options["until"]
+    where = (options[name] for name in ("folder", "since", "until", "filter"))
     try:
       cut = searcher.cut(**asked, words=query.words) if query else searchers.picture_cut(**asked)
       where = searcher.collection.where(*where)
+    except Unavailable:
+      raise
     except ValueError as e:
       raise InvalidRequest(str(e)) from e
     page = {name: options[name] for name in _PAGE if name in options}

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from xe_retrieval.search import conditions
 from xe_retrieval.serving.limits import LIMITS
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=LIMITS["query"], pattern=r"\S")]
@@ -49,6 +50,12 @@ class Options(BaseModel):
   )
   folder: str = Field(
     "", max_length=1_000, description="Only this source or folder, as /api/about lists them."
+  )
+  filter: str = Field(
+    "",
+    max_length=conditions.LONGEST,
+    description='Only images that match, as in source == "holiday" and year > 2020: == != < <= > '
+    '>=, in [a, b], like "a%", and, or, not, parentheses; /api/about lists columns.',
   )
   since: Date | None = Field(None, description="Only images changed on this day or later.")
   until: Date | None = Field(None, description="Only images changed on this day or before.")
@@ -155,7 +162,9 @@ class Answer(BaseModel):
   threshold: float | None = Field(
     description="Score that this query's results need; null: what is asked for cannot be reached."
   )
-  best_score: float | None = Field(description="Null: no image is in this folder or of this date.")
+  best_score: float | None = Field(
+    description="Null: no image is in this folder, of these dates and passes the filter."
+  )
   best_probability: float | None
   expect: Expect | None
   like: str | None = Field(description="Id of the picture, for further requests.")
@@ -218,6 +227,11 @@ class FolderSize(BaseModel):
   images: int
 
 
+class Column(BaseModel):
+  column: str
+  type: Literal["text", "whole", "number", "date"]
+
+
 class Audit(BaseModel):
   """How well the index is searched, by queries in words."""
 
@@ -236,6 +250,7 @@ class About(BaseModel):
   examples: list[str]
   folders: list[FolderSize] = Field(description="Sources and their folders, 500 at most.")
   dates: list[str] | None = Field(description="First and last day; null: not known.")
+  columns: list[Column] = Field(description="What a filter may name.")
   audit: Audit | None = Field(description="Null: no captions were known to ask for.")
   limits: dict[str, int]
   version: str = Field(description="Of all this; answers to searches have it too.")

@@ -9,6 +9,10 @@ def open(path, about: dict, columns: dict[str, str], writing=False):
     from xe_retrieval.search.stores import files
 
     return files.FileStore(pathlib.Path(path), about, columns, writing)
+  if about["kind"] == "milvus":
+    from xe_retrieval.search.stores import milvus
+
+    return milvus.MilvusStore(pathlib.Path(path), about, columns, writing)
   raise ValueError(f"{path}: vectors lie in {about['kind']!r}, which this version does not know")
 
 
@@ -19,6 +23,10 @@ def create(path, about: dict, columns: dict[str, str], width: int):
 
     about = about | {"width": width, "segments": []}
     return files.FileStore(pathlib.Path(path), about, columns, writing=True)
+  if about["kind"] == "milvus":
+    from xe_retrieval.search.stores import milvus
+
+    return milvus.create(pathlib.Path(path), about, columns, width)
   raise ValueError(f"{path}: vectors cannot be kept in {about['kind']!r} by this version")
 
 
@@ -27,15 +35,18 @@ def place(about: dict) -> dict:
   return {name: about[name] for name in ("kind", "uri", "name") if name in about}
 
 
-def parse(text: str) -> dict:
-  """--store: "" is files in the index itself; milvus:URI,NAME is a collection of Milvus."""
-  if not text:
+def parse(text: str, path) -> dict:
+  """--store of the index at `path`: "" or "files" is files in the index itself; milvus:URI,NAME is
+  a collection of Milvus."""
+  if text in ("", "files"):
     return {"kind": "files"}
   kind, _, rest = text.partition(":")
   uri, _, name = rest.rpartition(",")
   if kind == "milvus" and uri and name:
-    return {"kind": "milvus", "uri": uri, "name": name}
+    from xe_retrieval.search.stores import milvus_client
+
+    return {"kind": "milvus", "uri": milvus_client.place(path, uri), "name": name}
   raise ValueError(
-    f"--store={text}: expected nothing, for files, or milvus:URI,NAME as in "
+    f"--store={text}: expected files, or milvus:URI,NAME as in "
     "milvus:vectors.db,photos or milvus:http://host:19530,photos"
   )

@@ -26,6 +26,10 @@ NAMED = {"source": "text", "folder": "text", "name": "text", "date": "date", "ye
 TYPES = {"text": pa.string(), "whole": pa.int64(), "number": pa.float64()}
 
 
+class Unavailable(ValueError):
+  """An engine that does not answer, or refuses to; the message says which and why."""
+
+
 class Store(Protocol):
   """Subclass it: the methods that have a body here serve any engine."""
 
@@ -70,6 +74,10 @@ class Store(Protocol):
 
   def matching(self, where) -> int:
     """How many images match."""
+
+  def any_matches(self, where) -> bool:
+    """Engines know this sooner than how many."""
+    return self.matching(where) > 0
 
   def has(self, ids) -> np.ndarray:
     """uint64 [n] -> bool [n]."""

@@ -2,7 +2,8 @@
 
 import { $, make, number } from "./words.js";
 
-const FIELDS = ["folder", "since", "until"];
+const FIELDS = ["folder", "since", "until", "filter"];
+const KINDS = { text: "text", whole: "whole number", number: "number", date: 'day, as in "2020-06-01"' };
 
 export const order = () => $("order").value;
 
@@ -20,7 +21,15 @@ export function choose(parameters) {
   $("filters").open ||= Object.keys(chosen()).length > 0;
 }
 
-/** Lists the folders; called again when the index has changed. */
+/** What is wrong with the filter, at its place; "" for nothing. */
+export function wrong(sentence) {
+  $("filter-error").textContent = sentence.replace(/^filter: /, "");
+  $("filter-error").hidden = !sentence;
+  $("filter").setAttribute("aria-invalid", Boolean(sentence));
+  if (sentence) $("filters").open = true;
+}
+
+/** Lists the folders and columns; called again when the index has changed. */
 export function describe(about) {
   const before = $("folder").value;
   const all = make("option", "", `everywhere (${number(about.images)})`);
@@ -37,7 +46,9 @@ export function describe(about) {
   $("folders").hidden = about.folders.length < 2;
   $("dates").hidden = !about.dates;
   for (const id of ["since", "until"]) [$(id).min, $(id).max] = about.dates ?? ["", ""];
-  $("filters").hidden = about.folders.length < 2 && !about.dates;
+  const columns = about.columns.map(({ column, type }) => `${column} (${KINDS[type]})`);
+  $("columns").textContent = `Columns: ${columns.join(", ")}. Comparisons: == != < <= > >=, in ["a", "b"], like "a%"; and, or, not, parentheses.`;
+  $("filters").hidden = false;
 }
 
 export function listen(changed) {

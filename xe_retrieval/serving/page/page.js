@@ -81,7 +81,7 @@ function showNothing(below) {
   const shown = (value) => about.calibration ? percent(value) : value.toFixed(2);
   const means = about.calibration ? "is relevant with a probability of" : "scores";
   $("why").hidden = !answer.familiar; // the next paragraph says why
-  $("why").textContent = best === null ? "No image is in this folder, or of these dates."
+  $("why").textContent = best === null ? "No image is in this folder, of these dates and passes the filter."
     : `The best of ${number(about.images)} images ${means} ${shown(best)}; results need ${shown(wanted())}.`;
   $("lower").hidden = best === null || Math.floor(100 * best) < $("slider").min;
   $("peek").hidden = !below.length;
@@ -170,6 +170,7 @@ async function search() {
   running?.abort();
   updateAddress(query);
   if (!query && !pictures.picture) {
+    filters.wrong("");
     [answer, hits, shownFor] = [null, [], ""];
     return show();
   }
@@ -179,6 +180,7 @@ async function search() {
     const found = await load(query, 0, mine.signal);
     if (query !== shownFor || found.like !== answer?.like) peeking = false;
     cards.clear();
+    filters.wrong("");
     [answer, hits, shownFor] = [found, found.results, query];
     if (found.version !== about.version) {
       const before = Boolean(about.calibration);
@@ -190,7 +192,8 @@ async function search() {
     }
     show();
   } catch (error) {
-    if (error.name !== "AbortError") fail(error.message);
+    if (error.status === 422 && error.message.startsWith("filter: ")) filters.wrong(error.message); // earlier results stand
+    else if (error.name !== "AbortError") fail(error.message);
   } finally {
     if (mine === running) document.body.removeAttribute("aria-busy");
   }
