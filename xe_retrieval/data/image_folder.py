@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import pathlib
+import stat
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from xe_retrieval.preparation import image_files, records
@@ -32,18 +34,67 @@ def walk(folder: pathlib.Path) -> list[Entry]:
     for file in files:
       if file.lower().endswith(SUFFIXES) and not file.startswith("."):
         path = os.path.join(directory, file)
-        try:
-          about = os.stat(path)
-        except OSError:  # a dangling link: reading it will say so
-          stamp = (-1, -1)
-        else:
-          stamp = (about.st_size, about.st_mtime_ns)
-        found.append(Entry(os.path.relpath(path, folder), stamp))
+        found.append(Entry(os.path.relpath(path, folder), _stamp(path)))
   return sorted(found)
+
+
+def stream(folder: pathlib.Path, wanted=None, stamps: bool = True) -> Iterator[Entry]:
+  """As `walk`, in no order and without a list of all; only names that are `wanted` are looked at.
+
+  A folder that cannot be listed is yielded, too, its name ending in /: reading it says so.
+  """
+  if not folder.is_dir():
+    raise ValueError(f"{folder} is no folder")
+  pending = [""]
+  while pending:
+    prefix = pending.pop()
+    names = []
+    try:
+      with os.scandir(os.path.join(folder, prefix)) as entries:
+        for entry in entries:
+          if entry.name.startswith("."):
+            continue
+          if _is_folder(entry):
+            if not entry.is_symlink():
+              pending.append(f"{prefix}{entry.name}/")
+          elif entry.name.lower().endswith(SUFFIXES):
+            names.append(f"{prefix}{entry.name}")
+            if len(names) == 1024:  # a single folder may hold millions
+              yield from _entries(folder, names, wanted, stamps)
+              names = []
+    except OSError as e:
+      if not prefix:
+        raise ValueError(f"{folder} cannot be listed ({e.strerror})") from e
+      names.append(prefix)
+    yield from _entries(folder, names, wanted, stamps)
+
+
+def _entries(folder, names, wanted, stamps):
+  for name in names:
+    if wanted is None or wanted(name):
+      yield Entry(name, _stamp(os.path.join(folder, name)) if stamps else (-1, -1))
+
+
+def _is_folder(entry):
+  try:
+    return entry.is_dir()
+  except OSError:
+    return False
+
+
+def _stamp(path):
+  try:
+    about = os.stat(path)
+  except OSError:  # a dangling link: reading it will say so
+    return -1, -1
+  return about.st_size, about.st_mtime_ns
 
 
 def read(path: pathlib.Path) -> bytes:
   """The bytes of a picture; OSError or ValueError if it cannot be read or is too large."""
+  mode = os.stat(path).st_mode
+  if not stat.S_ISREG(mode):  # reading a pipe would wait forever
+    raise ValueError("a folder that cannot be listed" if stat.S_ISDIR(mode) else "no regular file")
   with open(path, "rb") as file:
     data = file.read(image_files.MAX_BYTES + 1)
   if len(data) > image_files.MAX_BYTES:

@@ -1,9 +1,12 @@
 """Where the pictures of a collection come from: a folder of files, or a prepared data set."""
 
+import hashlib
 import os
 import pathlib
 import re
 import zlib
+
+import numpy as np
 
 from xe_retrieval.data import image_folder
 from xe_retrieval.data.image_folder import Entry
@@ -20,6 +23,15 @@ class Folder:
 
   def entries(self) -> list[Entry]:
     return image_folder.walk(self.path)
+
+  def stream(self, wanted=None, stamps=True):
+    """Yields the entries whose names are `wanted`, in any order; holds no list of all."""
+    return image_folder.stream(self.path, wanted, stamps)
+
+  def check(self) -> None:
+    """ValueError if the folder itself is gone, as where a disk was unmounted."""
+    if not self.path.is_dir():
+      raise ValueError(f"{self.path} is no folder any more")
 
   def read(self, name: str) -> bytes:
     return image_folder.read(self.path / name)
@@ -56,6 +68,18 @@ class Dataset:
       found.setdefault(image, Entry(f"{number:08d}", stamp))
     return list(found.values())
 
+  def stream(self, wanted=None, stamps=True):
+    """Those of `entries` whose names are wanted."""
+    images, captions = self._source.column("image_id"), self._source.column("captions")
+    for number in np.sort(np.unique(images, return_index=True)[1]).tolist():
+      name = f"{number:08d}"
+      if wanted is None or wanted(name):
+        stamp = (int(images[number]), zlib.crc32(b"\0".join(captions[number])))
+        yield Entry(name, stamp if stamps else (-1, -1))
+
+  def check(self) -> None:
+    """Reading a record of a data set that is gone is an error, see `read`."""
+
   def captions(self) -> list[str]:
     """Each distinct caption once, in order."""
     return list(dict.fromkeys(self._source.captions().flat))
@@ -89,3 +113,9 @@ def from_key(key: str):
   """The source that a collection remembers."""
   kind, _, rest = key.partition(":")
   return Folder(rest) if kind == "folder" else Dataset(*rest.split(":", 2))
+
+
+def image_id(key: str, name: str) -> int:
+  """64 bits of a source's key and the name in it, by which an image is known everywhere."""
+  digest = hashlib.blake2b(os.fsencode(f"{key}\0{name}"), digest_size=8)
+  return int.from_bytes(digest.digest())
