@@ -29,10 +29,7 @@ from absl import app, flags
 from xe_retrieval import config as config_lib
 
 _SHOWN = 10  # files that are no pictures
-
-
-class Stopped(KeyboardInterrupt):
-  """By SIGTERM."""
+_stopped = []  # SIGTERM, once it has come
 
 
 def embed(workdir, images, out, part, data_dir="", update=False):
@@ -69,15 +66,19 @@ def main(argv, beam_options=()):
     for report in embed(*arguments):
       _print_skipped(given.out, report.done)
       print(f"{given.out}: {report}", flush=True)
-  except (OSError, ValueError) as e:
-    sys.exit(f"error: {e}")
-  except KeyboardInterrupt as e:
-    print("\nstopped; the same command goes on from there", file=sys.stderr)
-    sys.exit(143 if isinstance(e, Stopped) else 130)
+  except BaseException as e:
+    # Libraries that are being imported turn the signal's exception into ones of theirs.
+    if _stopped or isinstance(e, KeyboardInterrupt):
+      print("\nstopped; the same command goes on from there", file=sys.stderr)
+      sys.exit(143 if _stopped else 130)
+    if isinstance(e, OSError | ValueError):
+      sys.exit(f"error: {e}")
+    raise
 
 
-def _stop(*_):
-  raise Stopped
+def _stop(number, _):
+  _stopped.append(number)
+  raise KeyboardInterrupt
 
 
 def _check(given, beam_options):

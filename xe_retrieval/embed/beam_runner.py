@@ -8,7 +8,7 @@ import logging
 import re
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.utils import shared
 
@@ -23,7 +23,9 @@ def run(workdir, images, out, part, data_dir, update, runner, options=()) -> Non
     raise ValueError(f"--runner={runner} should be one of {', '.join(RUNNERS)}")
   numbers, parts = directory.parse_part(part)
   options = PipelineOptions(list(options))
-  logging.getLogger("apache_beam").setLevel(logging.ERROR)
+  worker = options.view_as(WorkerOptions)
+  worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
+  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # one sentence says what it was
   # What DirectRunner itself ends up with where it cannot download Prism, which it tries first.
   chosen = FnApiRunner() if runner == "DirectRunner" else runner
   pipeline = beam.Pipeline(chosen, options)
