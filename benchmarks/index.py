@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from xe_retrieval.search import nearest, scann_index
+from xe_retrieval.search.stores import nearest, scann_index
 
 WIDTH, K, TARGET = 128, 10, 0.97
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from xe_retrieval import model as models
+from xe_retrieval.search.collection import Collection
 
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCHERS = {"two": (ROOT / "launch" / "local_processes.sh", "2", "--"), "one": ()}
@@ -68,13 +69,14 @@ def _evaluate_and_index(args, root, who):
   _run(who, ["evaluate", f"--workdir={workdir}", f"--out={out / 'test'}"])
   images = [f"--images={args.data}:{split}" for split in ("test", "train")]
   _run(who, ["index", f"--workdir={workdir}", *images, f"--out={out / 'index'}"])
-  generation = json.loads((out / "index" / "collection.json").read_text())["generation"]
   files = {
     "metrics.json": out / "test" / "metrics.json",
     "calibration.json": workdir / "calibration.json",
-    "vectors.npy of the index": out / "index" / generation / "vectors.npy",
   }
-  return {name: path.read_bytes() for name, path in files.items()}
+  written = {name: path.read_bytes() for name, path in files.items()}
+  index = Collection(out / "index")
+  ids = np.concatenate([index.store.known(label)[0] for label in sorted(index.sources)])
+  return written | {"vectors of the index": index.store.vectors(ids).tobytes()}
 
 
 def _run(who, command, devices="1"):

@@ -83,12 +83,11 @@ def visit(port, queries, screenshots):
 def scenes_by_name(index):
   """{name shown for an image: its scene}."""
   collection = Collection(index)
-  (source,) = collection.sources
+  ((label, source),) = collection.sources.items()
   source = pipeline.Source(source.name, source.directory, source.split)
   scenes = source.column("scene").astype(np.int8)
-  return {
-    collection.name(row): scenes[int(collection.names[row])] for row in range(len(collection))
-  }
+  shown = collection.describe(collection.store.known(label)[0])
+  return {about["image"]: scenes[int(about["image"])] for about in shown}
 
 
 def right(query, shown, scenes):

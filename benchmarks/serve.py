@@ -10,6 +10,7 @@ cores and talk over 127.0.0.1.
 """
 
 import argparse
+import itertools
 import pathlib
 import re
 import socket
@@ -26,7 +27,7 @@ import xe_retrieval
 from benchmarks import clip_retrieval_back, soak
 from xe_retrieval.calibration import artifact
 from xe_retrieval.data import shapes
-from xe_retrieval.search import image_sources, update
+from xe_retrieval.search import chunks, image_sources, update
 
 TARGET_MS, TARGET_SPEED, CLIENTS = 50, 250, 16
 
@@ -123,19 +124,25 @@ class _WithoutFiles(image_sources.Folder):
 
   def __init__(self, folder, count):
     super().__init__(folder)
-    self.count = count
+    self._count = count
+
+  def count(self):
+    return self._count
 
   def entries(self):
-    return [image_sources.Entry(f"{i:08d}.jpg", (1, 1)) for i in range(self.count)]
+    return (image_sources.Entry(f"{i:08d}.jpg", (1, 1)) for i in range(self._count))
 
 
 def make(path, model, workdir, count, kind):
   source = _WithoutFiles(path.parent, count)
   path.mkdir()
-  embedded = update._Embedded(path / "partial", model.fingerprint(), None)
+  embedded = update.partial(path, source.key, model.fingerprint()[:16])
   entries = source.entries()
-  for start, x in random_vectors(count, model.config.embedding_dim):
-    embedded.add(source.key, entries[start : start + len(x)], model.scoring.image(x))
+  for _, x in random_vectors(count, model.config.embedding_dim):
+    some = list(itertools.islice(entries, len(x)))
+    names, ids = [e.name.encode() for e in some], chunks.ids_of(source, some)
+    chunk = chunks.Chunk(ids, names, model.scoring.image(x), np.ones((len(x), 2), np.int64))
+    chunks.Chunks([]).add(embedded, chunk)
   update.update_index(path, model, workdir, [source], kind=kind)
 
 

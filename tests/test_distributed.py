@@ -14,6 +14,7 @@ from xe_retrieval import config as config_lib
 from xe_retrieval import main, model
 from xe_retrieval.data import mesh
 from xe_retrieval.evaluation import score_tiles
+from xe_retrieval.search.collection import Collection
 from xe_retrieval.training import features, processes, step
 from xe_retrieval.training.checkpoints import Checkpoints
 
@@ -91,9 +92,10 @@ def written(workdir, out):
   """-> metrics.json, calibration.json, the vectors of the index."""
   assert sorted(p.name for p in out.iterdir()) == ["index", "test"]  # no shards are left
   assert not (out / "index" / "partial").exists()
-  found = json.loads((out / "index" / "collection.json").read_text())
+  index = Collection(out / "index")
+  ids = np.concatenate([index.store.known(label)[0] for label in sorted(index.sources)])
   return (
     json.loads((out / "test" / "metrics.json").read_text()),
     json.loads((workdir / "calibration.json").read_text()),
-    np.load(out / "index" / found["generation"] / "vectors.npy"),
+    index.store.vectors(ids),
   )

@@ -19,8 +19,13 @@ from absl import app, flags
 from xe_retrieval import config as config_lib
 
 
-def index(workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebuild=False):
-  """Brings the index `out` up to date; returns an update.Report."""
+def index(
+  workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebuild=False, **options
+):
+  """Brings the index `out` up to date; returns an update.Report.
+
+  `options` are precision, columns and store, as update_index takes them.
+  """
   import jax
 
   import xe_retrieval
@@ -38,7 +43,7 @@ def index(workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebui
   directory = data_dir or model.config.data.dir
   add = [image_sources.parse(text, directory) for text in images]
   gone = [image_sources.named(text, directory) for text in remove]
-  return update.update_index(out, model, workdir, add, gone, kind, rebuild)
+  return update.update_index(out, model, workdir, add, gone, kind, rebuild, **options)
 
 
 def main(argv):
@@ -50,7 +55,8 @@ def main(argv):
   with processes.together(f.distributed):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-      report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild)
+      options = {"precision": f.precision or "", "columns": f.columns, "store": f.store}
+      report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild, **options)
     except ValueError as e:
       sys.exit(f"error: {e}")
     except KeyboardInterrupt:
@@ -74,6 +80,21 @@ def _define_flags():
   flags.DEFINE_string("data_dir", "", "Where data sets lie; by default where the model's lay.")
   flags.DEFINE_enum(
     "kind", "auto", ["auto", "exact", "scann"], "auto: exact below 250,000 images, then ScaNN."
+  )
+  flags.DEFINE_enum(
+    "precision",
+    None,
+    ["float32", "float16"],
+    "Of vectors on disk; float16 halves their size. By default float32, or as the index has it.",
+  )
+  flags.DEFINE_string(
+    "columns",
+    "",
+    "Table with a column `image`, the name in the source, and others to filter by: "
+    ".tsv, .csv, .jsonl or .parquet.",
+  )
+  flags.DEFINE_string(
+    "store", "", "Where vectors lie: files in --out by default, or milvus:URI,NAME."
   )
   flags.DEFINE_bool("rebuild", False, "Embed everything anew, as after training another model.")
   flags.DEFINE_bool(

@@ -67,7 +67,7 @@ def test_columns_are_those_of_the_records_and_read_none(prepared, split, monkeyp
   assert list(source.captions()) == captions
   with pytest.raises(IndexError):
     source.captions()[300]
-  entries = image_sources.Dataset("captions/t", split, str(prepared)).entries()
+  entries = list(image_sources.Dataset("captions/t", split, str(prepared)).entries())
   assert len(entries) == 300 and entries[0].stamp[0] == expected["image_id"][0][0]
 
 

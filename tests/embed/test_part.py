@@ -17,7 +17,7 @@ import xe_retrieval
 from tests.conftest import ROOT
 from tests.embed.conftest import BROKEN, HOSTILE, PICTURES
 from tests.search.conftest import draw, make_workdir
-from xe_retrieval.embed import chunks, directory, part
+from xe_retrieval.embed import directory, part, vector_files
 from xe_retrieval.search import image_sources
 
 
@@ -28,7 +28,7 @@ def rows(out):
     done = directory.read_done(out, plan, number)
     for _, content in directory.read_files(out, plan, done):
       columns = content.select(["id", "name", "stamp_size", "stamp_time"]).to_pydict()
-      vectors = chunks.vectors(content)
+      vectors = vector_files.vectors(content)
       for i, name in enumerate(map(os.fsdecode, columns["name"])):
         assert name not in found
         stamp = columns["stamp_size"][i], columns["stamp_time"][i]
@@ -61,7 +61,7 @@ def test_parts_are_the_whole(model, source, tmp_path):
   stamps = {entry.name: entry.stamp for entry in source.entries()}
   expected = model.embed_images([source.path / name for name in whole])
   for (name, (id, vector, stamp)), other in zip(whole.items(), expected, strict=True):
-    assert id == image_sources.image_id(source.key, name) and stamp == stamps[name]
+    assert id == image_sources.ids(source.key, [os.fsencode(name)])[0] and stamp == stamps[name]
     np.testing.assert_allclose(vector, other, atol=1e-6)
     np.testing.assert_allclose(vector, parts[name][1], atol=1e-6)
     assert parts[name][0] == id and parts[name][2] == stamp
@@ -71,23 +71,27 @@ def test_parts_are_the_whole(model, source, tmp_path):
 
 
 def test_the_part_of_a_picture_is_that_of_its_name(source):
-  parts = [directory.part_of(entry.name, 4) for entry in source.stream()]
+  parts = [directory.part_of(entry.name, 4) for entry in source.entries()]
   assert set(parts) == {1, 2, 3, 4}
   assert directory.part_of("caf\udce9.png", 1000) == 701  # never changes
   assert {directory.part_of(f"{i}", 7) for i in range(100)} == set(range(1, 8))
 
 
-def test_streams_as_it_walks(source):
-  assert sorted(source.stream()) == source.entries()
-  some = list(source.stream(lambda name: name.endswith(".gif"), stamps=False))
+def test_only_what_is_wanted_is_looked_at(source):
+  some = list(source.entries(lambda name: name.endswith(".gif")))
   assert some == [("gone.gif", (-1, -1))]
+  every = list(source.entries())
+  assert every == sorted(every) and source.count() == len(every)
+  assert source.count(lambda name: directory.part_of(name, 4) == 1) == sum(
+    directory.part_of(entry.name, 4) == 1 for entry in every
+  )
 
 
 def test_a_folder_that_cannot_be_listed_is_told(model, source, tmp_path, monkeypatch):
   real = os.scandir
 
   def scandir(path):
-    if str(path).endswith("deeper/"):
+    if os.fsdecode(path).endswith("deeper/"):
       raise PermissionError(13, "Permission denied")
     return real(path)
 

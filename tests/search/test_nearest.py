@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from xe_retrieval.search import nearest
+from xe_retrieval.search.stores import nearest
 
 
 @pytest.mark.parametrize("count, k", [(5, 5), (1000, 3), (4133, 7), (4133, 4133), (70_001, 20)])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from xe_retrieval.evaluation import ranks
-from xe_retrieval.search import index_audit, nearest, scann_index
+from xe_retrieval.search import index_audit
+from xe_retrieval.search.stores import nearest, scann_index
 
 
 @pytest.mark.parametrize("stored", [True, False])

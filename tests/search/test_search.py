@@ -34,7 +34,8 @@ def run(*arguments, given=""):
 
 
 def test_cut_at_the_threshold(searcher, model):
-  scores = model.embed_text(CAPTIONS[:3]) @ searcher.collection.vectors.T
+  ids, _ = searcher.collection.store.known("photos")
+  scores = model.embed_text(CAPTIONS[:3]) @ searcher.collection.store.vectors(ids).T
   threshold = float(np.sort(scores[0])[-4:-2].mean())  # three of the first query pass
   found = list(searcher.answers(CAPTIONS[:3], top=20, threshold=threshold))
   assert [f["query"] for f in found] == CAPTIONS[:3] and len(found[0]["results"]) == 3
@@ -59,7 +60,8 @@ def test_ranks_by_corrected_scores(photos, model, workdir, tmp_path, monkeypatch
   update.update_index(path, model, workdir, [image_sources.Folder(photos)], kind=kind)
   searcher = searchers.open_index(path, model=model)
   asked = [*CAPTIONS[:3], UNFAMILIAR]
-  files = [searcher.collection.full_name(row) for row in range(30)]
+  ids, _ = searcher.collection.store.known("photos")
+  files = [about["path"] for about in searcher.collection.describe(ids)]
   expected = model.score(asked, files)  # [4, 30]
   found = list(searcher.answers(asked, top=30, threshold=-9))
   for scores, answer in zip(expected, found, strict=True):

@@ -1,5 +1,7 @@
 """A folder becomes a collection, and stays one while files come, change and go."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,23 +22,47 @@ def update(model, workdir, tmp_path):
   return update
 
 
+def everything(found):
+  """{name: id} of a collection."""
+  ids = np.concatenate([found.store.known(label)[0] for label in found.sources])
+  return dict(zip(map(os.fsdecode, found.store.fetch(ids, ["name"])["name"]), ids, strict=True))
+
+
 def names(tmp_path):
-  return sorted(Collection(tmp_path / "index").names)
+  return sorted(everything(Collection(tmp_path / "index")))
+
+
+def vectors(found, names):
+  ids = everything(found)
+  return found.store.vectors(np.array([ids[name] for name in names]))
 
 
 def test_a_folder(update, photos, model, tmp_path):
   report = update([photos])
   assert (report.images, report.embedded, report.removed, report.skipped) == (30, 30, 0, [])
   found = Collection(tmp_path / "index")
-  assert len(found) == 30 and found.names[0] == "deeper/still/scene020.png"
-  files = [found.full_name(row) for row in range(30)]
-  np.testing.assert_allclose(found.vectors, model.embed_images(files), atol=1e-6)
-  for row in range(30):
-    assert found.row(found.id(row)) == row
-  assert found.row("0" * 16) is None
-  rows, scores = found.search(model.embed_images(files[3:5]), 3)
-  assert list(rows[:, 0]) == [3, 4] and scores[0, 0] == pytest.approx(1, abs=1e-5)
-  assert found.picture(3) == (photos / found.names[3]).read_bytes()
+  assert len(found) == len(found.store) == 30
+  names, ids = (list(x) for x in zip(*everything(found).items(), strict=True))
+  about = found.describe(np.array(ids))
+  files = [one["path"] for one in about]
+  assert files == [str(photos / name) for name in names]
+  np.testing.assert_allclose(
+    found.store.vectors(np.array(ids)), model.embed_images(files), atol=1e-6
+  )
+  for id, one in zip(ids, about, strict=True):
+    assert found.find(one["id"]) == id
+  assert found.find("0" * 16) is None
+  closest, scores = found.search(model.embed_images(files[3:5]), 3)
+  assert list(closest[:, 0]) == ids[3:5] and scores[0, 0] == pytest.approx(1, abs=1e-5)
+  assert found.picture(ids[3]) == (photos / names[3]).read_bytes()
+  summary = found.manifest["summary"]
+  assert summary["folders"] == [
+    {"folder": "photos", "images": 30},
+    {"folder": "photos/deeper", "images": 10},
+    {"folder": "photos/deeper/still", "images": 10},
+  ]
+  dates = sorted(one["date"] for one in about)
+  assert summary["dates"] == [dates[0], dates[-1]]
   kept = artifact.read(found.directory, model.fingerprint())
   assert kept.best.relevance == "captions" and len(kept.bank.captions) == 40
 
@@ -52,15 +78,15 @@ def test_only_what_is_new_or_changed(update, photos, tmp_path):
   report = update([photos])
   assert (report.images, report.embedded, report.removed) == (31, 3, 1)
   after = Collection(tmp_path / "index")
-  assert "scene001.png" not in list(after.names) and "scene041.png" in list(after.names)
-  for row, name in enumerate(before.names):
-    if name not in ("scene000.png", "scene001.png"):
-      same = after.row(before.id(row))  # ids stay
-      np.testing.assert_array_equal(after.vectors[same], before.vectors[row])
-  changed = list(after.names).index("scene000.png")
-  assert abs(
-    after.vectors[changed] - before.vectors[list(before.names).index("scene000.png")]
-  ).max()
+  old, new = everything(before), everything(after)
+  assert "scene001.png" not in new and "scene041.png" in new
+  same = old.keys() - {"scene000.png", "scene001.png"}
+  assert all(old[name] == new[name] for name in same)  # ids stay
+  np.testing.assert_array_equal(vectors(after, same), vectors(before, same))
+  changed = vectors(after, ["scene000.png"]) - vectors(before, ["scene000.png"])
+  assert abs(changed).max() > 0.01
+  # The segment from before stays as it is; beside it are those that are new.
+  assert [s["rows"] for s in after.manifest["store"]["segments"]] == [30, 3]
 
 
 def test_folders_are_added_and_removed(update, photos, tmp_path):
@@ -97,8 +123,8 @@ def test_bad_files_are_skipped_and_listed(update, photos, tmp_path):
   listed = (found.directory / "skipped.tsv").read_text().splitlines()
   assert [line.split("\t")[1] for line in listed] == bad
   assert "pixels" in listed[0] and all(line.split("\t")[2] for line in listed)
-  row = list(found.names).index("caf\udce9 <b>.png")
-  assert found.name(row) == "caf\ufffd <b>.png" and found.picture(row) == whole
+  id = everything(found)["caf\udce9 <b>.png"]
+  assert found.describe([id])[0]["image"] == "caf\ufffd <b>.png" and found.picture(id) == whole
   draw(tmp_path / "more", range(2))
   update([tmp_path / "more"])  # what was listed of the other folder stays listed
   listed = (Collection(tmp_path / "index").directory / "skipped.tsv").read_text().splitlines()
@@ -144,7 +170,8 @@ def test_another_model(update, photos, workdir, tmp_path):
   report = updates.update_index(tmp_path / "index", other, tmp_path / "other", rebuild=True)
   assert report.embedded == 30
   after = Collection(tmp_path / "index")
-  assert abs(after.vectors - before.vectors).max() > 0.1
+  names = [*everything(before)]
+  assert abs(vectors(after, names) - vectors(before, names)).max() > 0.1
   assert after.manifest["model"] == other.fingerprint()
 
 
@@ -162,18 +189,21 @@ def test_a_data_set_with_captions_by_scann(update, data_dir, model, tmp_path):
   found = Collection(tmp_path / "index")
   assert len(found) == report.images and len(found.captions) > 20
   # ScaNN's files hold neither the vectors nor a pickle.
-  files = [p.name for p in (found.directory / "ann").iterdir()]
+  files = [p.name for p in (tmp_path / "index" / "s000001" / "ann").iterdir()]
   assert "scann_docids.pkl" not in files and "dataset.npy" not in files
   queries = model.embed_text(list(found.captions)[:10])
-  rows, scores = found.search(queries, 5)
-  exact = -np.sort(-(queries @ found.vectors.T), axis=1)[:, :5]
+  ids, scores = found.search(queries, 5)
+  every = vectors(found, [*everything(found)])
+  exact = -np.sort(-(queries @ every.T), axis=1)[:, :5]
   np.testing.assert_allclose(scores, exact, atol=1e-5)
   np.testing.assert_allclose(
-    scores, np.einsum("qd,qkd->qk", queries, np.asarray(found.vectors)[rows]), atol=1e-5
+    scores,
+    np.einsum("qd,qkd->qk", queries, found.store.vectors(ids.reshape(-1)).reshape(10, 5, -1)),
+    atol=1e-5,
   )
   numbers, _ = found.search_captions(queries, 1)
   assert [found.captions[i] for i in numbers[:, 0]] == list(found.captions)[:10]
-  assert found.picture(0)[:4] == b"\x89PNG"
+  assert found.picture(ids[0, 0])[:4] == b"\x89PNG"
 
 
 def test_what_is_no_source(tmp_path):

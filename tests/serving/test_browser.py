@@ -187,12 +187,13 @@ def test_markup_is_shown_as_text(page, index, photos, model, workdir):
     expect(page).to_have_title("Image search")
 
     # A link restores query and slider; an image that does not load is marked.
-    broken = service.searcher.collection.id(0)
+    collection = service.searcher.collection
+    shown = collection.describe(collection.store.known("photos")[0][:1])[0]
+    broken, name = shown["id"], shown["image"]
     page.route(f"**/image/{broken}", lambda route: route.abort())
     page.goto(f"http://127.0.0.1:{port}/?q=a+star&p=0.1")
     expect(cards).to_have_count(31)
     expect(page.locator("#query")).to_have_value("a star")
-    name = service.searcher.collection.name(0)
     page.get_by_title(name).scroll_into_view_if_needed()
     expect(page.locator(".card.broken")).to_have_attribute("title", name)
 

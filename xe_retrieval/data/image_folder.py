@@ -11,10 +11,15 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from xe_retrieval.preparation import image_files, records
 from xe_retrieval.preparation.rejections import Rejected
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_SUFFIXES = tuple(suffix.encode() for suffix in SUFFIXES)
+_LISTED = 1 << 16  # names at once
 
 
 class Entry(NamedTuple):
@@ -24,62 +29,28 @@ class Entry(NamedTuple):
   stamp: tuple[int, int]
 
 
-def walk(folder: pathlib.Path) -> list[Entry]:
-  """Every picture under a folder by its path from there, sorted; hidden ones are left out."""
-  if not folder.is_dir():
-    raise ValueError(f"{folder} is no folder")
-  found = []
-  for directory, folders, files in os.walk(folder):
-    folders[:] = [name for name in folders if not name.startswith(".")]
-    for file in files:
-      if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-        path = os.path.join(directory, file)
-        found.append(Entry(os.path.relpath(path, folder), _stamp(path)))
-  return sorted(found)
+def walk(folder: pathlib.Path, wanted=None) -> Iterator[Entry]:
+  """Every picture under a folder by its path from there, sorted; hidden ones are left out.
 
-
-def stream(folder: pathlib.Path, wanted=None, stamps: bool = True) -> Iterator[Entry]:
-  """As `walk`, in no order and without a list of all; only names that are `wanted` are looked at.
-
-  A folder that cannot be listed is yielded, too, its name ending in /: reading it says so.
+  Names of one directory at a time are in memory, and these as bytes in an Arrow array: a directory
+  may hold millions. Only pictures whose name is `wanted` are asked for their size. A folder that
+  cannot be listed is an entry, too, its name ending in /: reading it says so.
   """
+  for path, listed in _names(folder):
+    name = os.fsdecode(path)
+    if wanted is None or wanted(name):
+      yield Entry(name, _stamp(os.path.join(os.fsencode(folder), path)) if listed else (-1, -1))
+
+
+def count(folder: pathlib.Path, wanted=None) -> int:
+  """How many entries `walk` would find, without asking for their sizes."""
+  return sum(wanted is None or wanted(os.fsdecode(path)) for path, _ in _names(folder))
+
+
+def _names(folder):
   if not folder.is_dir():
     raise ValueError(f"{folder} is no folder")
-  pending = [""]
-  while pending:
-    prefix = pending.pop()
-    names = []
-    try:
-      with os.scandir(os.path.join(folder, prefix)) as entries:
-        for entry in entries:
-          if entry.name.startswith("."):
-            continue
-          if _is_folder(entry):
-            if not entry.is_symlink():
-              pending.append(f"{prefix}{entry.name}/")
-          elif entry.name.lower().endswith(SUFFIXES):
-            names.append(f"{prefix}{entry.name}")
-            if len(names) == 1024:  # a single folder may hold millions
-              yield from _entries(folder, names, wanted, stamps)
-              names = []
-    except OSError as e:
-      if not prefix:
-        raise ValueError(f"{folder} cannot be listed ({e.strerror})") from e
-      names.append(prefix)
-    yield from _entries(folder, names, wanted, stamps)
-
-
-def _entries(folder, names, wanted, stamps):
-  for name in names:
-    if wanted is None or wanted(name):
-      yield Entry(name, _stamp(os.path.join(folder, name)) if stamps else (-1, -1))
-
-
-def _is_folder(entry):
-  try:
-    return entry.is_dir()
-  except OSError:
-    return False
+  return _walk(os.fsencode(folder), b"")
 
 
 def _stamp(path):
@@ -88,6 +59,57 @@ def _stamp(path):
   except OSError:  # a dangling link: reading it will say so
     return -1, -1
   return about.st_size, about.st_mtime_ns
+
+
+def _is_picture(name: bytes) -> bool:
+  return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
+
+
+def _walk(top, inside):
+  """Yields (path, True) of pictures, (path, False) of folders that cannot be listed."""
+  try:
+    names = pa.chunked_array(list(_listed(os.path.join(top, inside))), pa.binary())
+  except OSError as e:
+    if not inside:
+      raise ValueError(f"{os.fsdecode(top)} cannot be listed ({e.strerror})") from e
+    yield inside, False
+    return
+  order = pc.sort_indices(names)
+  for start in range(0, len(names), _LISTED):
+    for name in names.take(order[start : start + _LISTED]).to_pylist():
+      path = os.path.join(inside, name)
+      if name.endswith(b"/"):
+        yield from _walk(top, path)
+      else:
+        yield path, True
+
+
+def _listed(directory):
+  """Yields Arrow arrays of the pictures in a directory, and of the folders in it with a slash:
+  so they are in the order of whole paths."""
+  names = []
+  with os.scandir(directory) as entries:
+    for entry in entries:
+      if _is_folder(entry):
+        if not entry.name.startswith(b".") and not entry.is_symlink():
+          names.append(entry.name + b"/")
+      elif _is_picture(entry.name):
+        names.append(entry.name)
+      if len(names) == _LISTED:
+        yield pa.array(names, pa.binary())
+        names = []
+  yield pa.array(names, pa.binary())
+
+
+def _is_folder(entry):
+  try:
+    return entry.is_dir()
+  except OSError:  # links that go round in a circle
+    return False
+
+
+def _is_picture(name: bytes) -> bool:
+  return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -115,7 +137,7 @@ class ImageFolder:
   def __init__(self, folder: str):
     self.name = str(folder)
     self._folder = pathlib.Path(folder).expanduser().resolve()
-    self._entries = walk(self._folder)
+    self._entries = list(walk(self._folder))
     if not self._entries:
       raise ValueError(f"{folder} holds no pictures (files that end in {', '.join(SUFFIXES)})")
 

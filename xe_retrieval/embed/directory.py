@@ -9,7 +9,7 @@ import re
 from etils import epath
 
 from xe_retrieval.data import paths
-from xe_retrieval.embed import chunks, leftovers
+from xe_retrieval.embed import leftovers, vector_files
 
 FORMAT = 1
 PLAN = "embedding.json"
@@ -104,7 +104,7 @@ def finish(out, plan: Plan, part: int, files, skipped) -> Done:
   if skipped:
     lines = [{"name": e.name, "reason": why, "stamp": e.stamp} for e, why in sorted(skipped)]
     content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-    name = chunks.list_name(content)
+    name = vector_files.list_name(content)
     paths.create(where / name, content)
   held = {file.name: [len(file.rows), file.size, file.crc] for file in files}
   pictures = sum(len(file.rows) for file in files)
@@ -117,10 +117,10 @@ def finish(out, plan: Plan, part: int, files, skipped) -> Done:
 
 
 def read_files(out, plan: Plan, done: Done):
-  """Yields (chunks.File, pyarrow.Table) of a part, one at a time."""
-  where, kind = folder(out, done.part, done.parts), chunks.schema(plan.width)
+  """Yields (vector_files.File, pyarrow.Table) of a part, one at a time."""
+  where, kind = folder(out, done.part, done.parts), vector_files.schema(plan.width)
   for name, (_, _, crc) in done.files.items():
-    yield chunks.read(where, name, kind, crc)
+    yield vector_files.read(where, name, kind, crc)
 
 
 def read_skipped(out, done: Done) -> list[dict]:
@@ -132,7 +132,7 @@ def read_skipped(out, done: Done) -> list[dict]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{key: line[key] for key in ("name", "reason", "stamp")} for line in lines]
   except (OSError, ValueError, KeyError, TypeError) as e:
-    raise ValueError(f"{path} is damaged ({e}); {chunks.AGAIN}") from e
+    raise ValueError(f"{path} is damaged ({e}); {vector_files.AGAIN}") from e
 
 
 def marker(out, part: int, parts: int) -> epath.Path:
@@ -148,10 +148,10 @@ def read_done(out, plan: Plan, part: int) -> Done | None:
   except FileNotFoundError:
     return None
   except (ValueError, TypeError, AttributeError, OSError) as e:
-    raise ValueError(f"{path} is damaged ({e}); {chunks.AGAIN}") from e
+    raise ValueError(f"{path} is damaged ({e}); {vector_files.AGAIN}") from e
   about = done.part, done.parts, done.model, done.source, done.pictures
   if about != (part, plan.parts, plan.model, plan.source, rows):
-    raise ValueError(f"{path} does not belong to {PLAN} beside it; {chunks.AGAIN}")
+    raise ValueError(f"{path} does not belong to {PLAN} beside it; {vector_files.AGAIN}")
   return done
 
 
@@ -190,9 +190,11 @@ def check_sizes(out, done: Done) -> None:
     try:
       found = (where / name).stat().length
     except FileNotFoundError:
-      raise ValueError(f"{where / name} is missing; {chunks.AGAIN}") from None
+      raise ValueError(f"{where / name} is missing; {vector_files.AGAIN}") from None
     if found != size:
-      raise ValueError(f"{where / name} has {found:,} bytes instead of {size:,}; {chunks.AGAIN}")
+      raise ValueError(
+        f"{where / name} has {found:,} bytes instead of {size:,}; {vector_files.AGAIN}"
+      )
 
 
 def spans(numbers: list[int]) -> str:

@@ -6,21 +6,21 @@ import sys
 import time
 
 from xe_retrieval.data import paths
-from xe_retrieval.embed import chunks
+from xe_retrieval.embed import vector_files
 
 _OLD = 3600  # seconds after which nobody writes to an unfinished file any more
 
 
-def intact(folder, kind) -> list[chunks.File]:
+def intact(folder, kind) -> list[vector_files.File]:
   """The chunks of a part that is not done, in order; damaged ones are deleted, and told."""
   if not paths.is_remote(folder):
     folder.mkdir(exist_ok=True)
     paths.sync_directory(folder.parent)
     _delete_unfinished(folder)
   files = []
-  for name in sorted(path.name for path in _listed(folder) if chunks.is_chunk(path.name)):
+  for name in sorted(path.name for path in _listed(folder) if vector_files.is_chunk(path.name)):
     try:
-      files.append(chunks.read(folder, name, kind)[0])
+      files.append(vector_files.read(folder, name, kind)[0])
     except ValueError as e:
       (folder / name).unlink()
       print(e, file=sys.stderr)
@@ -30,7 +30,9 @@ def intact(folder, kind) -> list[chunks.File]:
 def delete_unlisted(folder, keep) -> None:
   """Deletes chunks and lists that are not among the files of a part that is done."""
   for path in _listed(folder):
-    if path.name not in keep and (chunks.is_chunk(path.name) or chunks.is_list(path.name)):
+    if path.name not in keep and (
+      vector_files.is_chunk(path.name) or vector_files.is_list(path.name)
+    ):
       path.unlink(missing_ok=True)
 
 

@@ -12,8 +12,7 @@ import threading
 import numpy as np
 import tqdm
 
-from xe_retrieval.embed import chunks, directory, leftovers
-from xe_retrieval.search import embedding_loop
+from xe_retrieval.embed import directory, embedding_loop, leftovers, vector_files
 
 CHUNK = 2048  # pictures in a file; a worker that is killed has embedded at most as many in vain
 _AT_ONCE = 16_384  # names that are looked up together
@@ -71,9 +70,9 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
 
 
 def _embed(model, source, out, folder, plan, part):
-  files = leftovers.intact(folder, chunks.schema(plan.width))
+  files = leftovers.intact(folder, vector_files.schema(plan.width))
   known = _Known([file.rows for file in files])
-  number = 1 + max((chunks.number(file.name) for file in files), default=-1)
+  number = 1 + max((vector_files.number(file.name) for file in files), default=-1)
   skipped, embedded = [], 0
   todo = _unknown(source, part, plan.parts, known)
   with _progress(source, part, plan.parts, len(known.seen)) as bar:
@@ -83,9 +82,9 @@ def _embed(model, source, out, folder, plan, part):
         source.check()  # pictures of a disk that is gone are not broken
       skipped += chunk.failed
       if chunk.entries:
-        rows = chunks.rows_of(source.key, chunk.entries)
-        content = chunks.table(rows, chunk.entries, chunk.vectors)
-        files.append(chunks.write(folder, number, content))
+        rows = vector_files.rows_of(source.key, chunk.entries)
+        content = vector_files.table(rows, chunk.entries, chunk.vectors)
+        files.append(vector_files.write(folder, number, content))
         number, embedded = number + 1, embedded + len(rows)
   source.check()
   seen = np.concatenate([known.seen, np.ones(embedded, bool)])
@@ -98,7 +97,7 @@ class _Known:
   """Rows that are on disk, to be found by id and stamp; `seen` says which were looked up."""
 
   def __init__(self, rows):
-    keys = _keys(np.concatenate([np.empty(0, chunks.ROW), *rows]))
+    keys = _keys(np.concatenate([np.empty(0, vector_files.ROW), *rows]))
     self._order = np.argsort(keys, kind="stable")  # of equal rows, the first is found
     self._sorted = keys[self._order]
     self.seen = np.zeros(len(keys), bool)
@@ -124,9 +123,9 @@ def _keys(rows):  # ROW [n] -> uint64 [n]
 
 def _unknown(source, part, parts, known):
   """Yields entries of the part that are new or changed."""
-  entries = source.stream(lambda name: directory.part_of(name, parts) == part)
+  entries = source.entries(lambda name: directory.part_of(name, parts) == part)
   while some := list(itertools.islice(entries, _AT_ONCE)):
-    found = known.look_up(chunks.rows_of(source.key, some))
+    found = known.look_up(vector_files.rows_of(source.key, some))
     yield from (some[i] for i in np.flatnonzero(~found))
 
 
@@ -143,8 +142,8 @@ def _current(folder, plan, files, seen, number):
     if kept.all():
       out.append(file)
     elif kept.any():
-      _, content = chunks.read(folder, file.name, chunks.schema(plan.width), file.crc)
-      out.append(chunks.write(folder, number, content.filter(kept)))
+      _, content = vector_files.read(folder, file.name, vector_files.schema(plan.width), file.crc)
+      out.append(vector_files.write(folder, number, content.filter(kept)))
       number += 1
   return out
 
@@ -157,10 +156,13 @@ def _progress(source, part, parts, known):
   with tqdm.tqdm(desc=about, unit=" pictures", delay=2, file=sys.stderr) as bar:
 
     def count():
-      names = source.stream(lambda name: directory.part_of(name, parts) == part, stamps=False)
       with contextlib.suppress(OSError, ValueError):  # the walk that embeds says so
-        total = sum(1 for _ in itertools.takewhile(lambda _: not stop.is_set(), names))
-        bar.total = None if stop.is_set() else max(total - known, bar.n)
+        bar.total = max(source.count(wanted) - known, bar.n)
+
+    def wanted(name):
+      if stop.is_set():
+        raise ValueError("no longer needed")
+      return directory.part_of(name, parts) == part
 
     def watch(batches):
       for batch in batches:

@@ -39,24 +39,24 @@ class Ask:
   offset: int = 0
   near: int = 0  # near misses
   order: str = "best"
-  mask: np.ndarray | None = None  # bool [N]: which images are searched
+  where: object | None = None  # a condition: which images are searched
   levels: bool = False  # also how many images reach each percent: looks at every image
   like: np.ndarray | None = None  # float32 [width] of a picture, as bank.Scoring.plain gives it
   weight: float = 0.5  # of the words, where there is a picture too
-  without: int | None = None  # a row that is no result: the picture itself
+  without: int | None = None  # an id that is no result: the picture itself
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """One answer. Results and near misses are rows of the collection, best first."""
+  """One answer. Results and near misses are ids of images, best first."""
 
   ask: Ask
   threshold: float | None  # the score that results need; None: the cut cannot be reached
-  rows: np.ndarray  # int64 [n]: results, then near misses
+  ids: np.ndarray  # uint64 [n]: results, then near misses
   scores: np.ndarray  # float64 [n], rounded
   probabilities: list[float | None]  # [n]
   likeness: list[float | None]  # [n]: cosine to the picture
-  results: int  # how many of the rows are results
+  results: int  # how many of these are results
   total: int | None  # results in all; None: an approximate index has not counted them
   best: tuple[float | None, float | None]  # score and probability of the best image
   levels: dict | None
@@ -71,18 +71,18 @@ def answer(searcher, asks: list[Ask]) -> list[Found]:
   out = [None] * len(asks)
   groups = {}
   for i, ask in enumerate(asks):
-    groups.setdefault((id(ask.mask), ask.levels), []).append(i)
+    groups.setdefault((ask.where, ask.levels), []).append(i)
   for group in groups.values():
     some = [asks[i] for i in group]
     thresholds = [searcher.threshold(ask.query, ask.cut) for ask in some]
     least = [_least(searcher, *x) for x in zip(some, thresholds, strict=True)]
     depth = max(_depth(ask, len(searcher.collection)) for ask in some)
     vectors = np.stack([ask.like if ask.query is None else ask.query.vector for ask in some])
-    rows, scores, passing = searcher.collection.scan(
-      vectors, depth, least, some[0].mask, some[0].levels
+    ids, scores, passing = searcher.collection.store.scan(
+      vectors, depth, least, some[0].where, some[0].levels
     )
     passing = passing or [None] * len(some)
-    for i, *one in zip(group, some, thresholds, rows, scores, passing, strict=True):
+    for i, *one in zip(group, some, thresholds, ids, scores, passing, strict=True):
       out[i] = _found(searcher, *one)
   return out
 
@@ -100,12 +100,12 @@ def _least(searcher, ask, threshold):
   return np.inf if threshold is None else threshold - 10.0**-DIGITS
 
 
-def _found(searcher, ask, threshold, rows, scores, passing):
+def _found(searcher, ask, threshold, ids, scores, passing):
   if ask.without is not None:
-    kept = rows != ask.without
+    kept = ids != ask.without
     if passing is not None and not kept.all():
       passing = np.delete(passing, np.argmin(np.abs(passing - scores[~kept][0])))
-    rows, scores = rows[kept], scores[kept]
+    ids, scores = ids[kept], scores[kept]
   scores = rounded(scores)
   above = 0 if threshold is None else int(np.count_nonzero(scores >= threshold))
   total = above
@@ -113,7 +113,7 @@ def _found(searcher, ask, threshold, rows, scores, passing):
     total = None if passing is None else int(np.count_nonzero(rounded(passing) >= threshold))
   everything = searcher.probabilities(ask.query, scores[:1])
   best = (float(scores[0]), everything[0]) if len(scores) else (None, None)
-  order = _order(searcher, ask, rows[:above], scores[:above])
+  order = _order(searcher, ask, ids[:above], scores[:above])
   chosen = np.concatenate(
     [
       order[ask.offset : ask.offset + ask.top],
@@ -121,15 +121,15 @@ def _found(searcher, ask, threshold, rows, scores, passing):
     ]
   ).astype(np.int64)
   results = len(order[ask.offset : ask.offset + ask.top])
-  chosen = chosen[chosen < len(rows)]
-  rows, scores = rows[chosen], scores[chosen]
+  chosen = chosen[chosen < len(ids)]
+  ids, scores = ids[chosen], scores[chosen]
   return Found(
     ask,
     threshold,
-    rows,
+    ids,
     scores,
     searcher.probabilities(ask.query, scores),
-    _likeness(searcher, ask, rows).tolist() if ask.like is not None else [None] * len(rows),
+    _likeness(searcher, ask, ids).tolist() if ask.like is not None else [None] * len(ids),
     results,
     total,
     best,
@@ -137,19 +137,19 @@ def _found(searcher, ask, threshold, rows, scores, passing):
   )
 
 
-def _order(searcher, ask, rows, scores):
+def _order(searcher, ask, ids, scores):
   """int64 [n]: in which order the results are shown."""
   if ask.order == "date":
-    return np.argsort(-searcher.collection.filters.dates[rows], kind="stable")
+    return np.argsort(-searcher.collection.dates(ids), kind="stable")
   if ask.query is None or ask.like is None:
-    return np.arange(len(rows))
-  parts = scores, _likeness(searcher, ask, rows)
-  words, picture = (x / (x.std() or 1) for x in parts) if len(rows) else parts
+    return np.arange(len(ids))
+  parts = scores, _likeness(searcher, ask, ids)
+  words, picture = (x / (x.std() or 1) for x in parts) if len(ids) else parts
   return np.argsort(-(ask.weight * words + (1 - ask.weight) * picture), kind="stable")
 
 
-def _likeness(searcher, ask, rows):
-  return rounded(np.asarray(searcher.collection.vectors[rows]) @ ask.like)
+def _likeness(searcher, ask, ids):
+  return rounded(searcher.collection.store.vectors(ids) @ ask.like)
 
 
 def _levels(searcher, query, passing):

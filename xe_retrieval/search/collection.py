@@ -1,29 +1,28 @@
-"""A searchable collection on disk: vectors and names of images, memory-mapped.
+"""A searchable collection: a store of vectors, captions, and where the images are from.
 
-INDEX/collection.json   what it holds and which generation is current; replaced in one step
-INDEX/g000007/          a generation, which never changes:
-  vectors.npy             float32 [N, width]: unit vectors, and what corrects scores (bank.Scoring)
-  names.bin, names.npy    names, and where each begins; captions.* likewise
-  image_sources.npy, stamps.npy which source an image is from; what it looked like (size, time)
-  ids.npy, order.npy      uint64 [N], a hash of source and name; rows sorted by it
-  caption_vectors.npy     float32 [C, width], of the distinct captions, where sources know any
-  ann/                    ScaNN's hashes, if there are many images; no vectors, no pickle
+INDEX/collection.json   what it holds and which generation is current; replaced in one step, after
+                        everything that it names is safe on the disk
+INDEX/s000012/          segments of the store, if it is of files (stores/segments.py)
+INDEX/g000007/          the rest of a generation, which never changes:
+  captions.bin, .npy      distinct captions of the sources, and where each begins
+  caption_vectors.npy     float32 [C, width]
   skipped.tsv             files that could not be read, and why
-INDEX/partial/          what an interrupted run has embedded so far
+  calibration.json        with bank.npz: as they were when the index was made
+INDEX/partial/          what interrupted runs have embedded of each source (chunks.py)
 """
 
+import functools
 import json
 import os
 import pathlib
 
 import numpy as np
 
-from xe_retrieval.search import filters, image_sources, nearest, scann_index
+from xe_retrieval.search import filters, image_sources, stores
+from xe_retrieval.search.stores import nearest, segments
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "collection.json"
-EXACT_BELOW = 250_000  # a query takes about 5 ms per 100,000 images exactly
-SCANN_DEPTH = 1_000  # what lies deeper is found faster by comparing with every image
 
 
 class Strings:
@@ -44,87 +43,84 @@ class Strings:
 
   @staticmethod
   def write(directory, name, strings):
-    starts = [0]
+    starts = [np.zeros(1, np.int64)]
     with open(directory / f"{name}.bin", "wb") as file:
-      for string in strings:
-        starts.append(starts[-1] + file.write(os.fsencode(string)))
-    np.save(directory / f"{name}.npy", np.array(starts, np.int64), allow_pickle=False)
+      for some in strings:  # lists of them
+        sizes = [file.write(os.fsencode(string)) for string in some]
+        starts.append(starts[-1][-1] + np.cumsum(sizes, dtype=np.int64))
+    np.save(directory / f"{name}.npy", np.concatenate(starts), allow_pickle=False)
 
 
 class Collection:
-  """The current generation of an index."""
+  """The current generation of an index. Images are known by their ids, uint64."""
 
-  def __init__(self, path):
+  def __init__(self, path, writing=False):
     self.path = pathlib.Path(path).expanduser()
     for attempt in range(5):
       self.manifest = read_manifest(self.path)
       try:
-        self._open(self.path / self.manifest["generation"])
+        self._open(self.path / self.manifest["generation"], writing)
         return
-      except FileNotFoundError as e:  # replaced twice between two lines: look again
+      except FileNotFoundError as e:  # replaced twice while it was opened: retry
         if attempt == 4:
           raise ValueError(f"{path} is damaged: {e.filename} is missing") from e
 
-  def _open(self, directory):
-    def load(name):
-      return np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-
+  def _open(self, directory, writing):
     self.directory = directory
-    self.vectors, self.ids, self._order = load("vectors"), load("ids"), load("order")
-    self.stamps, self.source_of = load("stamps"), load("sources")
-    self.names, self.captions = Strings(directory, "names"), Strings(directory, "captions")
-    self.caption_vectors = load("caption_vectors")
-    self.sources = [image_sources.from_key(key) for key in self.manifest["sources"]]
-    ann = directory / "ann"
-    self._index = scann_index.load(ann, self.vectors) if ann.exists() else None
-    self.filters = filters.Filters(self)
+    self.captions = Strings(directory, "captions")
+    self.caption_vectors = np.load(
+      directory / "caption_vectors.npy", mmap_mode="r", allow_pickle=False
+    )
+    # By the label that each got when it was added.
+    self.sources = {
+      about["label"]: image_sources.from_key(about["key"]) for about in self.manifest["sources"]
+    }
+    self.store = stores.open(self.path, self.manifest["store"], self.manifest["columns"], writing)
+    self.where = functools.partial(filters.where, self.store)
 
   def __len__(self):
-    return len(self.vectors)
+    return self.manifest["images"]
 
   def search(self, queries, k):
-    """float32 [Q, width] -> int64 [Q, k'] rows, float32 [Q, k'] scores, k' = min(k, N)."""
-    k = min(k, len(self))
-    if self._index and k <= SCANN_DEPTH:
-      return self._index.search(queries, k)
-    return nearest.nearest(self.vectors, queries, k)
-
-  def scan(self, queries, k, least, mask=None, exact=False):
-    """`search`, and all scores from `least` [Q] on; see nearest.scan.
-
-    Third, None instead of the scores where an approximate index has answered, which it does not if
-    `exact`.
-    """
-    k = min(k, len(self) if mask is None else int(np.count_nonzero(mask)))
-    if self._index and k <= SCANN_DEPTH and mask is None and not exact:
-      return *self.search(queries, k), None
-    return nearest.scan(self.vectors, queries, k, least, mask)
+    """float32 [Q, width] -> uint64 [Q, k'] ids, float32 [Q, k'] scores, k' = min(k, N)."""
+    return self.store.nearest(queries, k)
 
   def search_captions(self, queries, k):
     """float32 [Q, width] -> int64 [Q, k'] numbers of captions, float32 [Q, k'] scores."""
     return nearest.nearest(self.caption_vectors, queries, min(k, len(self.captions)))
 
-  def id(self, row) -> str:
-    return f"{self.ids[row]:016x}"
+  def find(self, id: str) -> np.uint64 | None:
+    """The image with this id in hexadecimal, if it is (still) in the collection."""
+    wanted = np.array([int(id, 16)], np.uint64)
+    return wanted[0] if self.store.has(wanted)[0] else None
 
-  def row(self, id: str) -> int | None:
-    """The image with this id, if it is (still) in the collection."""
-    wanted = np.uint64(int(id, 16))
-    place = np.searchsorted(self.ids, wanted, sorter=self._order)
-    row = self._order[place] if place < len(self) else None
-    return int(row) if row is not None and self.ids[row] == wanted else None
+  def describe(self, ids) -> list[dict]:
+    """For people: what is not UTF-8 in names is replaced."""
+    found = self.store.fetch(ids, ("source", "folder", "name", "date"))
+    return [
+      {
+        "id": f"{int(id):016x}",
+        "image": image_sources.readable(os.fsdecode(name)),
+        "path": image_sources.readable(self.sources[source].full_name(os.fsdecode(name))),
+        "folder": folder,
+        "date": filters.day(date),
+      }
+      for id, source, folder, name, date in zip(ids, *found.values(), strict=True)
+    ]
 
-  def name(self, row) -> str:
-    """For people: what is not UTF-8 is replaced."""
-    return os.fsencode(self.names[row]).decode("utf-8", "replace")
+  def dates(self, ids) -> np.ndarray:
+    """int64 [n]: nanoseconds since 1970; −1: not known."""
+    return np.array(self.store.fetch(ids, ("date",))["date"], np.int64)
 
-  def full_name(self, row) -> str:
-    name = self.sources[self.source_of[row]].full_name(self.names[row])
-    return os.fsencode(name).decode("utf-8", "replace")
+  def stamp(self, id) -> tuple[int, int]:
+    """Two numbers that differ after the picture has changed."""
+    found = self.store.fetch(np.array([id]), ("stamp_size", "stamp_time"))
+    return found["stamp_size"][0], found["stamp_time"][0]
 
-  def picture(self, row) -> bytes:
+  def picture(self, id) -> bytes:
     """The file as it is now; OSError or ValueError if it cannot be read."""
-    return self.sources[self.source_of[row]].read(self.names[row])
+    found = self.store.fetch(np.array([id]), ("source", "name"))
+    return self.sources[found["source"][0]].read(os.fsdecode(found["name"][0]))
 
 
 def read_manifest(path) -> dict:
@@ -144,8 +140,10 @@ def read_manifest(path) -> dict:
   return manifest
 
 
-def write_json(path, content) -> None:
-  """In one step: a reader sees the old or the new file."""
-  part = path.with_name(path.name + ".part")
+def write_manifest(path, content: dict) -> None:
+  """In one step, and lasting: a reader sees the old or the new file, also after a power failure."""
+  part = path / f"{MANIFEST}.part"
   part.write_text(json.dumps(content, indent=2) + "\n")
-  part.replace(path)
+  segments.sync(part)
+  part.replace(path / MANIFEST)
+  segments.sync(path)

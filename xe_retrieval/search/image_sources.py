@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -21,12 +22,17 @@ class Folder:
     self.path = pathlib.Path(path).expanduser().resolve()
     self.key = f"folder:{self.path}"
 
-  def entries(self) -> list[Entry]:
-    return image_folder.walk(self.path)
+  @property
+  def label(self) -> str:
+    """The source's name for people."""
+    return readable(self.path.name) or "images"
 
-  def stream(self, wanted=None, stamps=True):
-    """Yields the entries whose names are `wanted`, in any order; holds no list of all."""
-    return image_folder.stream(self.path, wanted, stamps)
+  def entries(self, wanted=None) -> Iterator[Entry]:
+    """Sorted; those whose name is `wanted`."""
+    return image_folder.walk(self.path, wanted)
+
+  def count(self, wanted=None) -> int:
+    return image_folder.count(self.path, wanted)
 
   def check(self) -> None:
     """ValueError if the folder itself is gone, as where a disk was unmounted."""
@@ -59,30 +65,32 @@ class Dataset:
       self._opened = pipeline.Source(self.name, self.directory, self.split)
     return self._opened
 
-  def entries(self) -> list[Entry]:
-    images, captions = self._source.column("image_id"), self._source.column("captions")
-    found = {}
-    for number, (image, texts) in enumerate(zip(images.tolist(), captions, strict=True)):
-      # A data set made anew may count its images as before: other captions tell it.
-      stamp = (image, zlib.crc32(b"\0".join(texts)))
-      found.setdefault(image, Entry(f"{number:08d}", stamp))
-    return list(found.values())
+  @property
+  def label(self) -> str:
+    return f"{self.name}:{self.split}"
 
-  def stream(self, wanted=None, stamps=True):
-    """Those of `entries` whose names are wanted."""
-    images, captions = self._source.column("image_id"), self._source.column("captions")
-    for number in np.sort(np.unique(images, return_index=True)[1]).tolist():
-      name = f"{number:08d}"
+  def entries(self, wanted=None) -> Iterator[Entry]:
+    """By the first record of each image."""
+    captions = self._source.column("captions")
+    images = np.asarray(self._source.column("image_id"))
+    for number, name in self._names():
       if wanted is None or wanted(name):
-        stamp = (int(images[number]), zlib.crc32(b"\0".join(captions[number])))
-        yield Entry(name, stamp if stamps else (-1, -1))
+        # A data set made anew may count its images as before: other captions tell it.
+        yield Entry(name, (int(images[number]), zlib.crc32(b"\0".join(captions[number]))))
+
+  def count(self, wanted=None) -> int:
+    return sum(wanted is None or wanted(name) for _, name in self._names())
+
+  def _names(self):
+    firsts = np.unique(self._source.column("image_id"), return_index=True)[1]
+    return ((number, f"{number:08d}") for number in np.sort(firsts).tolist())
 
   def check(self) -> None:
-    """Reading a record of a data set that is gone is an error, see `read`."""
+    """Reading from a data set that is gone is an error, see `read`."""
 
-  def captions(self) -> list[str]:
-    """Each distinct caption once, in order."""
-    return list(dict.fromkeys(self._source.captions().flat))
+  def captions(self) -> Iterator[str]:
+    """All of them in order; one may come more than once."""
+    return iter(self._source.captions().flat)
 
   def read(self, name: str) -> bytes:
     return self._source.image(int(name))
@@ -115,7 +123,17 @@ def from_key(key: str):
   return Folder(rest) if kind == "folder" else Dataset(*rest.split(":", 2))
 
 
-def image_id(key: str, name: str) -> int:
-  """64 bits of a source's key and the name in it, by which an image is known everywhere."""
-  digest = hashlib.blake2b(os.fsencode(f"{key}\0{name}"), digest_size=8)
-  return int.from_bytes(digest.digest())
+def readable(name: str) -> str:
+  """What is not UTF-8 is replaced."""
+  return os.fsencode(name).decode("utf-8", "replace")
+
+
+def ids(key: str, names: list[bytes]) -> np.ndarray:
+  """uint64 [n]: hashes of a source's key and the names of images in it."""
+  start = hashlib.blake2b(os.fsencode(key) + b"\0", digest_size=8)
+  digests = []
+  for name in names:
+    digest = start.copy()
+    digest.update(name)
+    digests.append(digest.digest())
+  return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)

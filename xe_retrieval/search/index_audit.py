@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from xe_retrieval.evaluation import ranks, score_tiles
-from xe_retrieval.search import nearest, scann_index
+from xe_retrieval.search.stores import nearest, scann_index
 
 QUERIES = 1000  # that are also answered exactly
 
@@ -49,3 +49,18 @@ def audit(text, image, image_of_text, distractors=None):
     "text_to_image": through,
     "drift": {f"recall@{n}": through[f"recall@{n}"] - ranks.recall_at(true, n) for n in at},
   }
+
+
+def served(store, queries, asked: str) -> dict:
+  """float32 [Q, width] text queries -> the share of the ten nearest that search finds.
+
+  `asked` says what the queries are.
+  """
+  k = min(10, len(store))
+  found, _ = store.nearest(queries, k)
+  exact, _ = store.nearest(queries, k, exact=True)
+  recall = scann_index.overlap(found, exact)
+  return {"recall_at_10": round(recall, 4), "queries": len(queries), "asked": asked}
+
+
+EXACT = {"recall_at_10": 1.0, "queries": 0, "asked": "every image is compared with"}

@@ -138,7 +138,7 @@ class Searcher:
   def answers(self, queries=None, image=None, **asked):
     """Strings, or a picture, or both -> what `search --json` prints.
 
-    `asked` are the arguments of `cut`, of `Filters.mask` and fields of `Ask`.
+    `asked` are the arguments of `cut`, of `Collection.where` and fields of `Ask`.
     """
     if queries is not None:
       rest = iter(queries)
@@ -149,21 +149,25 @@ class Searcher:
     """The same of lists of strings, each answered as it comes; None: a picture alone."""
     cut = {name: asked.pop(name) for name in CUT if name in asked}
     cuts = {None: picture_cut(**cut)} if batches is None else self.cuts(**cut)
-    mask = self.collection.filters.mask(folder, since, until)
+    where = self.collection.where(folder, since, until)
     like = None if image is None else self.picture(image)
     for batch in [[None]] if batches is None else map(self.embed, batches):
-      asks = [Ask(q, cuts[q and q.words], mask=mask, like=like, **asked) for q in batch]
+      asks = [Ask(q, cuts[q and q.words], where=where, like=like, **asked) for q in batch]
       yield from map(self._answer, asking.answer(self, asks))
 
   def _answer(self, found):
     results = [
-      {"image": self.collection.full_name(row), "score": float(score), "probability": p}
+      {"image": about["path"], "score": float(score), "probability": p}
       | ({} if likeness is None else {"likeness": likeness})
-      for row, score, p, likeness in zip(
-        found.rows, found.scores, found.probabilities, found.likeness, strict=True
+      for about, score, p, likeness in zip(
+        self.collection.describe(found.ids[: found.results]),
+        found.scores,
+        found.probabilities,
+        found.likeness,
+        strict=False,
       )
     ]
-    return asking.summary(found) | {"results": results[: found.results]}
+    return asking.summary(found) | {"results": results}
 
 
 def picture_cut(threshold=None, guarantee=False, **asked) -> Cut:

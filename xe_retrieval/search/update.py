@@ -1,43 +1,34 @@
 """Bringing a collection up to date: embed what is new or changed, drop what is gone, swap.
 
-Embedded chunks go to INDEX/partial at once, so that an interrupted run loses at most one of them.
-Several processes embed each its share; then process 0 does whatever is left, and the swap.
+Embedded chunks go to INDEX/partial/<source> at once, so that an interrupted run loses at most one
+of them; from there they go to the store, file by file. Several processes embed each its share; then
+process 0 does whatever is left, and the swap. What is known of images is in memory as NumPy arrays,
+some 60 bytes each; names are not.
 """
 
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import json
+import itertools
 import os
 import pathlib
 import shutil
 import sys
-import time
 
 import filelock
 import jax
 import numpy as np
+import pyarrow as pa
 import tqdm
 
 from xe_retrieval import model as models
-from xe_retrieval.calibration import artifact
-from xe_retrieval.data import decoding
-from xe_retrieval.preparation import cores
-from xe_retrieval.search import scann_index
-from xe_retrieval.search.collection import (
-  EXACT_BELOW,
-  FORMAT,
-  MANIFEST,
-  Collection,
-  Strings,
-  read_manifest,
-  write_json,
-)
+from xe_retrieval.search import chunks, generation, stores
+from xe_retrieval.search.collection import MANIFEST, Collection
+from xe_retrieval.search.stores.table_columns import TableColumns
 from xe_retrieval.training import processes
 
 CHUNK = 2048  # images that are embedded before they are safe on disk
+_AT_ONCE = 1 << 14  # images that are written again with other columns
 
 
 @dataclasses.dataclass
@@ -49,231 +40,230 @@ class Report:
   changed: bool = True
 
 
-def update_index(path, model, workdir, add=(), remove=(), kind="auto", rebuild=False) -> Report:
-  """Sources `add` are brought up to date, those of `remove` dropped, the others left alone."""
+def update_index(
+  path,
+  model,
+  workdir,
+  add=(),
+  remove=(),
+  kind="auto",
+  rebuild=False,
+  precision="",
+  columns="",
+  store="",
+) -> Report:
+  """Sources `add` are brought up to date, those of `remove` dropped, the others left alone.
+
+  `precision` and `store` are "" for what they are now, `columns` is a table (table_columns.py).
+  """
   path = pathlib.Path(path).expanduser()
   path.mkdir(parents=True, exist_ok=True)
   with _lock(path) if processes.is_primary() else contextlib.nullcontext():
-    old = Collection(path) if (path / MANIFEST).exists() else None
-    fingerprint = model.fingerprint()
-    if old and old.manifest["model"] != fingerprint and not rebuild:
+    old = Collection(path, writing=True) if (path / MANIFEST).exists() else None
+    if old and old.manifest["model"] != model.fingerprint() and not rebuild:
       raise ValueError(
         f"{path} was made with another model; --rebuild embeds all of it anew with this one"
       )
-    report = Report(0)
-    wanted = {s.key: s for s in (*(old.sources if old else ()), *add)}
+    records = {about["key"]: about for about in old.manifest["sources"]} if old else {}
+    sources = {s.key: s for s in (*(old.sources.values() if old else ()), *add)}
     for source in remove:
-      if wanted.pop(source.key, None) is None:
-        held = ", ".join(old.manifest["sources"]) if old else "nothing"
+      if source.key not in records:
+        held = ", ".join(records) if old else "nothing"
         raise ValueError(f"{source.key} is not in the index; it holds {held}")
-    fresh = set(wanted) if rebuild else {s.key for s in add}
-    reusable = None if rebuild or not old else old
-    rows = []  # (key, name, stamp, array, row in it)
+    gone = {source.key for source in remove}
+    fresh = [s for key, s in sources.items() if rebuild or key in {a.key for a in add}]
+    update = _Update(path, model, old, rebuild, TableColumns(columns) if columns else None)
     if jax.process_count() > 1:
-      embedded = _Embedded(path / "partial", fingerprint, reusable)
-      for key in sorted(fresh):
-        _embed(model, wanted[key], _own_share(_todo(wanted[key], embedded)), embedded)
+      for source in sorted(fresh, key=lambda s: s.key):
+        update.walk(source, records.get(source.key), share=True)
       processes.exchange("index", "")  # all have embedded their share
       if not processes.is_primary():
-        return report
-    embedded = _Embedded(path / "partial", fingerprint, reusable)
-    for key, source in wanted.items():
-      known = embedded.of(key)
-      if key not in fresh:
-        rows += [(key, name, *place) for name, place in known.items()]
-        report.skipped += _skipped(old, key)
-        continue
-      todo = _todo(source, embedded)
-      entries = [entry for entry, _ in todo]
-      failed = _embed(model, source, [entry for entry, new in todo if new], embedded)
-      report.skipped += [(key, name, reason) for name, reason in failed]
-      bad, known = {name for name, _ in failed}, embedded.of(key)
-      found = [(key, e.name, *known[e.name]) for e in entries if e.name not in bad]
-      report.embedded += sum(reusable is None or array > 0 for *_, array, _ in found)
-      rows += found
-    if old:
-      kept = {row[:2] for row in rows}
-      mine = (old.manifest["sources"][s] for s in old.source_of)
-      report.removed = sum((k, n) not in kept for k, n in zip(mine, old.names, strict=True))
-    report.images = len(rows)
-    same = old and not rebuild and not report.embedded and not report.removed
-    if same and set(wanted) == set(old.manifest["sources"]) and old.manifest["kind"] == kind:
-      report.changed = False
-      return report
-    if not rows:
+        return update.report
+    options = {"index": kind} | ({"precision": precision} if precision else {})
+    update.open_store(store, options)
+    kept = {}  # key -> what the manifest says of the source
+    for key, source in sources.items():
+      if key in gone:
+        update.drop(records[key]["label"])
+      elif source in fresh:
+        kept[key] = update.bring(source, records.get(key), _label(source, records, kept))
+      else:
+        kept[key] = records[key]
+        update.report.skipped += generation.read_skipped(old, key)
+    report = update.report
+    report.images = sum(record["images"] for record in kept.values())
+    if not report.images:
       raise ValueError("there would be no images in the index: nothing was changed")
-    _write(path, model, fingerprint, workdir, wanted, rows, embedded, report, reusable, kind)
+    report.changed = update.changed or kept.keys() != records.keys() or not update.is_as_before()
+    if report.changed:
+      made = model, workdir, update.store, old, {k: sources[k] for k in kept}, kept
+      generation.publish(path, *made, update.columns, report.skipped, kind)
+    for key in gone | {source.key for source in fresh}:
+      for directory in (path / "partial").glob(partial(path, key, "*").name):
+        shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):  # work of other sources lies there
+      (path / "partial").rmdir()
   return report
 
 
-class _Embedded:
-  """Vectors that are known already: of the current generation, and of an interrupted run."""
+class _Update:
+  """One run: what it embeds lies in files, and goes to the store from there."""
 
-  def __init__(self, directory, fingerprint, old):
-    self.directory, self.fingerprint = directory, fingerprint
-    self.vectors = [old.vectors] if old else []
-    self._known = collections.defaultdict(dict)  # key -> name -> (stamp, array, row)
-    if old:
-      keys, stamps = old.manifest["sources"], np.asarray(old.stamps).tolist()
-      for row, (source, name) in enumerate(zip(old.source_of.tolist(), old.names, strict=True)):
-        self._known[keys[source]][name] = (tuple(stamps[row]), 0, row)
-    for path in sorted(directory.glob("*.json")):
-      about = json.loads(path.read_text())
-      if about["model"] == fingerprint:
-        self._take(about, np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
+  def __init__(self, path, model, old, rebuild, table):
+    self.path, self.model, self.old, self.rebuild, self.table = path, model, old, rebuild, table
+    self.report, self.changed, self._added = Report(0), rebuild, np.zeros(0, np.uint64)
+    self.columns = {} if rebuild or not old else old.manifest["columns"]
+    if table:
+      table.agree(self.columns)
+      self.columns = self.columns | table.types
 
-  def of(self, key):
-    """{name: (stamp, array, row)} of a source."""
-    return self._known[key]
+  def open_store(self, store, options):
+    """The store to write to: the collection's own, or a new one."""
+    place = stores.parse(store) if store or not self.old else None
+    if not self.old or self.rebuild:
+      place = place or stores.place(self.old.manifest["store"])
+      self.about = place | options
+      self.store = stores.create(self.path, self.about, self.columns, self.model.scoring.width)
+      return
+    held = self.old.manifest["store"]
+    if place and place != stores.place(held):
+      raise ValueError(f"{self.path} keeps its vectors elsewhere; --rebuild moves them to {store}")
+    self.about = held | options
+    self.store = stores.open(self.path, self.about, self.columns, writing=True)
 
-  def add(self, key, entries, vectors):
-    """[n], [n, width]: on disk when this returns."""
-    self.directory.mkdir(exist_ok=True)
-    path = self.directory / f"{time.time_ns():020d}-{jax.process_index():04d}"
-    np.save(path.with_suffix(".npy"), vectors, allow_pickle=False)
-    about = {"model": self.fingerprint, "source": key, "entries": entries}
-    write_json(path.with_suffix(".json"), about)
-    self._take(about, np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
+  def is_as_before(self) -> bool:
+    """Whether vectors are still to be kept as they are."""
+    before = self.old and self.old.manifest
+    return before and before["store"] == self.about and before["columns"] == self.columns
 
-  def _take(self, about, vectors):
-    array = len(self.vectors)
-    self.vectors.append(vectors)
-    for row, (name, stamp) in enumerate(about["entries"]):
-      self._known[about["source"]][name] = (tuple(stamp), array, row)
+  def drop(self, label):
+    ids, _ = self.store.known(label) if not self.rebuild else self.old.store.known(label)
+    self.report.removed += len(ids)
+    if not self.rebuild:
+      self.store.remove(ids)
 
-  def gather(self, places, out):
-    """[(array, row)] -> out [n, width]."""
-    array, row = np.array(places, np.int64).reshape(-1, 2).T
-    for a in np.unique(array):
-      at = array == a
-      out[at] = self.vectors[a][row[at]]
+  def bring(self, source, record, label) -> dict:
+    """Brings one source up to date -> what the manifest says of it."""
+    walked = self.walk(source, record)
+    self.report.skipped += [(source.key, name, reason) for name, reason in walked.failed]
+    held, _ = self._known(record, rebuild=False)
+    known, new = walked.known[0], walked.chunks.ids()
+    self._check(source, walked, known, new)
+    kept = known[walked.kept]
+    self.report.embedded += len(new)
+    removed = np.count_nonzero(~np.isin(held, kept) & ~np.isin(held, new))
+    self.report.removed += removed
+    self.changed |= bool(removed or len(new))
+    self.store.remove(known[~walked.kept])
+    for chunk in walked.chunks:
+      columns = self._columns(source, label, chunk.names, chunk.stamps)
+      self.store.add(chunk.ids, chunk.vectors, columns)
+    table = self.table and self.table.fingerprint
+    if table and len(kept) and record["table"] != table:
+      self._with_columns(source, label, kept)
+      self.changed = True
+    return walked.summary(label) | {
+      "key": source.key,
+      "label": label,
+      "images": len(kept) + len(new),
+      "table": table or (None if len(new) or not record else record["table"]),
+    }
 
+  def walk(self, source, record, share=False):
+    """Embeds what is new or changed; with `share`, what of it is this process's."""
+    directory = partial(self.path, source.key, self.model.fingerprint()[:16])
+    known = self._known(record, self.rebuild)
+    walked = chunks.Walk(source, known, chunks.Chunks(directory.glob("*.parquet")))
+    with tqdm.tqdm(unit=" images", delay=2, file=sys.stderr) as bar:
+      todo = []
+      batches = chunks.batches(source.entries(), models.BATCH)
+      for number, entries in enumerate(batches):
+        bar.update(len(entries))
+        new = walked.look(entries)
+        # Whole batches for each process: rows of a batch are computed together.
+        if not share or number % jax.process_count() == jax.process_index():
+          todo += new
+        if todo and bar.total is None:
+          bar.total = source.count()
+        while len(todo) >= CHUNK:
+          self._embed(source, todo[:CHUNK], walked, directory)
+          todo = todo[CHUNK:]
+      if todo:
+        self._embed(source, todo, walked, directory)
+    return walked
 
-def _todo(source, embedded):
-  """[(entry, whether it is new or changed)] of a source."""
-  known = embedded.of(source.key)
-  return [(e, known.get(e.name, (None,))[0] != e.stamp) for e in source.entries()]
+  def _embed(self, source, entries, walked, directory):
+    chunk, failed = chunks.embed(self.model, source, entries)
+    walked.fail(failed)
+    if chunk:
+      walked.chunks.add(directory, chunk)
 
+  def _known(self, record, rebuild):
+    if not record or not self.old or rebuild:
+      return np.zeros(0, np.uint64), np.zeros((0, 2), np.int64)
+    return self.old.store.known(record["label"])
 
-def _own_share(todo):
-  """This process's new entries, in whole batches: rows of a batch are computed together."""
-  batches = [todo[i : i + models.BATCH] for i in range(0, len(todo), models.BATCH)]
-  return [entry for batch in processes.share(batches) for entry, new in batch if new]
+  def _check(self, source, walked, known, new):
+    """ValueError if two images have one id."""
+    ids = np.sort(np.concatenate(walked.ids or [np.zeros(0, np.uint64)]))
+    twice = ids[1:][np.diff(ids) == 0]
+    if len(twice):
+      of = (e.name for e in source.entries() if chunks.ids_of(source, [e])[0] == twice[0])
+      raise ValueError(f"{' and '.join(map(repr, of))} have the same id; rename one of them")
+    strange = new[~np.isin(new, known)]
+    there = strange[self.store.has(strange)]
+    also = strange[np.isin(strange, self._added)]
+    self._added = np.concatenate([self._added, new])
+    if len(there) or len(also):
+      id = (*there, *also)[0]
+      name = next(e.name for e in source.entries() if chunks.ids_of(source, [e])[0] == id)
+      other = "an image of another source"
+      if len(there):
+        found = self.store.fetch(there[:1], ("source", "name"))
+        other = f"{os.fsdecode(found['name'][0])!r} of {found['source'][0]}"
+      raise ValueError(f"{name!r} has the same id as {other}; rename one of them")
 
+  def _with_columns(self, source, label, ids):
+    """Writes images again that are there, with what the table says of them."""
+    for start in range(0, len(ids), _AT_ONCE):
+      some = ids[start : start + _AT_ONCE]
+      found = self.store.fetch(some, ("name", "stamp_size", "stamp_time"))
+      stamps = np.array([found["stamp_size"], found["stamp_time"]], np.int64).T
+      vectors = self.store.vectors(some)
+      self.store.remove(some)
+      self.store.add(some, vectors, self._columns(source, label, found["name"], stamps))
 
-def _embed(model, source, todo, embedded):
-  """Embeds entries chunk by chunk; returns [(name, reason)] of those that are no pictures."""
-  failed = []
-  view = decoding.View.of(model.config.image)
-  with (
-    concurrent.futures.ThreadPoolExecutor(cores.available()) as pool,
-    tqdm.tqdm(total=len(todo), unit=" images", delay=2, file=sys.stderr) as bar,
-  ):
-
-    def read(entry):
-      try:
-        return decoding.square(source.read(entry.name), view=view)
-      except (OSError, ValueError) as e:
-        return str(e)
-
-    for start in range(0, len(todo), CHUNK):
-      chunk, good = todo[start : start + CHUNK], []
-
-      def squares(chunk=chunk, good=good):
-        for i in range(0, len(chunk), models.BATCH):
-          part = chunk[i : i + models.BATCH]
-          found = list(zip(part, pool.map(read, part), strict=True))
-          failed.extend((e.name, _reason(s)) for e, s in found if isinstance(s, str))
-          fine = [(e, s) for e, s in found if not isinstance(s, str)]
-          good.extend(e for e, _ in fine)
-          bar.update(len(part))
-          if fine:
-            yield np.stack([s for _, s in fine])
-
-      vectors = model.embed_squares(squares(), len(chunk))
-      if good:
-        embedded.add(source.key, good, model.scoring.image(vectors))
-  return failed
-
-
-def _reason(error):
-  """Strips the location prefix from an error message, so that it fits one field of a TSV."""
-  return error.removeprefix("images[0] is ").replace("\t", " ").replace("\n", " ")
-
-
-def _write(path, model, fingerprint, workdir, wanted, rows, embedded, report, old, kind):
-  """A new generation beside the current one, then the swap."""
-  number = 1 + max((int(p.name[1:]) for p in path.glob("g[0-9]*")), default=0)
-  out = path / f"g{number:06d}"
-  out.mkdir()
-  keys, shape = list(wanted), (len(rows), model.scoring.width)
-  vectors = np.lib.format.open_memmap(out / "vectors.npy", "w+", np.float32, shape)
-  for i in range(0, len(rows), 65_536):
-    embedded.gather([row[3:] for row in rows[i : i + 65_536]], vectors[i : i + 65_536])
-  vectors.flush()
-
-  def save(name, array):
-    np.save(out / f"{name}.npy", array, allow_pickle=False)
-
-  ids = np.array([_id(key, name) for key, name, *_ in rows], np.uint64)
-  order = np.argsort(ids)
-  if (np.diff(ids[order]) == 0).any():
-    raise ValueError("two images have the same id; rename one of them")
-  save("ids", ids)
-  save("order", order)
-  number_of = {key: i for i, key in enumerate(keys)}
-  save("sources", np.array([number_of[row[0]] for row in rows], np.uint16))
-  save("stamps", np.array([row[2] for row in rows], np.int64))
-  Strings.write(out, "names", (row[1] for row in rows))
-
-  captions = [c for s in wanted.values() if s.has_captions for c in s.captions()]
-  captions = list(dict.fromkeys(captions))
-  if old and list(old.captions) == captions:
-    caption_vectors = np.asarray(old.caption_vectors)
-  else:
-    caption_vectors = model.scoring.text(
-      *model.embed_queries(captions, len(captions) > models.BATCH)
-    )
-  Strings.write(out, "captions", captions)
-  save("caption_vectors", caption_vectors)
-
-  if kind == "scann" or (kind == "auto" and len(rows) >= EXACT_BELOW):
-    print(f"building an index of {len(rows):,} vectors", file=sys.stderr)
-    asked = caption_vectors if len(captions) >= 100 else None
-    built = scann_index.build(vectors, queries=asked, stored=False)
-    built.save(out / "ann")
-  listed = [f"{key}\t{name}\t{reason}\n" for key, name, reason in report.skipped]
-  (out / "skipped.tsv").write_text("".join(listed), errors="surrogateescape")
-  if calibration := artifact.read(workdir, fingerprint):
-    calibration.write(out)
-  manifest = {
-    "format": FORMAT,
-    "generation": out.name,
-    "model": fingerprint,
-    "workdir": str(pathlib.Path(workdir).expanduser().resolve()),
-    "step": model.step,
-    "sources": keys,
-    "images": len(rows),
-    "captions": len(captions),
-    "skipped": len(report.skipped),
-    "kind": kind,
-  }
-  previous = read_manifest(path)["generation"] if (path / MANIFEST).exists() else None
-  write_json(path / MANIFEST, manifest)
-  shutil.rmtree(path / "partial", ignore_errors=True)
-  for generation in path.glob("g[0-9]*"):  # the previous one stays for those who are opening it
-    if generation.name not in (out.name, previous):
-      shutil.rmtree(generation, ignore_errors=True)
+  def _columns(self, source, label, names, stamps):
+    """What is known of images, as Store.add takes it."""
+    dates = np.full(len(names), -1) if source.has_captions else np.maximum(stamps[:, 1], -1)
+    years = dates.astype("datetime64[ns]").astype("datetime64[Y]").astype(np.int64) + 1970
+    folders = [chunks.folder(label, os.fsdecode(name)) for name in names]
+    own = {
+      "source": pa.array([label] * len(names), pa.string()),
+      "folder": pa.array(folders, pa.string()),
+      "name": pa.array(names, pa.binary()),
+      "date": pa.array(dates, pa.int64()),
+      "year": pa.array(np.where(dates < 0, -1, years), pa.int64()),
+      "stamp_size": pa.array(stamps[:, 0], pa.int64()),
+      "stamp_time": pa.array(stamps[:, 1], pa.int64()),
+    }
+    return own | (self.table.of(names) if self.table else {})
 
 
-def _id(key, name):
-  digest = hashlib.blake2b(os.fsencode(f"{key}\0{name}"), digest_size=8)
-  return int.from_bytes(digest.digest())
+def _label(source, records, kept):
+  """photos; a second "photos" is "photos (2)". A source keeps what it is called."""
+  if source.key in records:
+    return records[source.key]["label"]
+  taken = {record["label"] for record in (*records.values(), *kept.values())}
+  names = (f"{source.label} ({n})" if n > 1 else source.label for n in itertools.count(1))
+  return next(name for name in names if name not in taken)
 
 
-def _skipped(old, key):
-  lines = (old.directory / "skipped.tsv").read_text(errors="surrogateescape").splitlines()
-  return [parts for line in lines if (parts := tuple(line.split("\t", 2)))[0] == key]
+def partial(path, key, model) -> pathlib.Path:
+  """Where chunks of a source lie that a model has embedded, until they are in the collection."""
+  return (
+    path / "partial" / f"{hashlib.blake2b(os.fsencode(key), digest_size=8).hexdigest()}-{model}"
+  )
 
 
 @contextlib.contextmanager

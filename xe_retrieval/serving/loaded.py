@@ -49,7 +49,7 @@ class Loaded:
 
   def _about(self) -> dict:
     collection, known = self.searcher.collection, self.searcher.calibration
-    captions = collection.captions
+    captions, audit = collection.captions, collection.manifest["audit"]
     if not len(captions) and known and known.bank:
       captions = known.bank.captions  # of the training data
     return {
@@ -60,19 +60,20 @@ class Loaded:
       "scores": bank.in_words(self.searcher.model.scoring.correction),
       "calibration": known and responses.calibration(self.searcher),
       "examples": responses.examples(captions),
-      "folders": collection.filters.listed(),
-      "dates": collection.filters.span(),
+      **collection.manifest["summary"],  # folders and dates
+      "audit": audit and {name: audit[name] for name in ("recall_at_10", "queries", "asked")},
       "limits": LIMITS,
     }
 
-  def row(self, id) -> int:
-    row = self.searcher.collection.row(id)
-    if row is None:
+  def find(self, id: str):
+    """Hexadecimal -> uint64."""
+    found = self.searcher.collection.find(id)
+    if found is None:
       raise UnknownImage(id)
-    return row
+    return found
 
   def similar(self, id, top):
-    return responses.similar(self.searcher, self.row(id), top)
+    return responses.similar(self.searcher, self.find(id), top)
 
   def curve(self, text):
     return responses.curve(self.searcher, *self._embedded([text]), self._curves())
@@ -105,7 +106,7 @@ class Loaded:
       model, vector = like or (None, None)
       if model not in (None, self.searcher.model.fingerprint()):
         raise Busy  # another model has been loaded since
-      without = None if id is None else self.searcher.collection.row(id)
+      without = None if id is None else self.searcher.collection.find(id)
       return self._ask(query, options, like=vector, without=without)
     except (InvalidRequest, Busy) as e:
       return e
@@ -116,11 +117,11 @@ class Loaded:
     where = options["folder"], options["since"], options["until"]
     try:
       cut = searcher.cut(**asked, words=query.words) if query else searchers.picture_cut(**asked)
-      mask = searcher.collection.filters.mask(*where)
+      where = searcher.collection.where(*where)
     except ValueError as e:
       raise InvalidRequest(str(e)) from e
     page = {name: options[name] for name in _PAGE if name in options}
-    return asking.Ask(query, cut, mask=mask, **page, **more)
+    return asking.Ask(query, cut, where=where, **page, **more)
 
 
 def embed_pictures(jobs):

@@ -8,29 +8,29 @@ import numpy as np
 
 from xe_retrieval.calibration import artifact
 from xe_retrieval.evaluation import relevance as relevances
-from xe_retrieval.search import asking, filters
+from xe_retrieval.search import asking
 
 CURVE = 201  # scores at which a query's images are counted
 OTHERS = 40  # captions whose curves are shown beside it
 
 
-def image(searcher, row) -> dict:
-  collection = searcher.collection
-  id = collection.id(row)
-  return {
-    "id": id,
-    "image": collection.name(row),
-    "url": f"image/{id}",
-    "folder": collection.filters.folder(row),
-    "date": filters.day(collection.filters.dates[row]),
-  }
+def images(searcher, ids) -> list[dict]:
+  shown = ("id", "image", "folder", "date")
+  return [
+    {name: about[name] for name in shown} | {"url": f"image/{about['id']}"}
+    for about in searcher.collection.describe(ids)
+  ]
 
 
 def search(searcher, found: asking.Found, like: str | None) -> dict:
   hits = [
-    image(searcher, row) | {"score": float(score), "probability": p, "likeness": likeness}
-    for row, score, p, likeness in zip(
-      found.rows.tolist(), found.scores, found.probabilities, found.likeness, strict=True
+    about | {"score": float(score), "probability": p, "likeness": likeness}
+    for about, score, p, likeness in zip(
+      images(searcher, found.ids),
+      found.scores,
+      found.probabilities,
+      found.likeness,
+      strict=True,
     )
   ]
   return asking.summary(found) | {
@@ -42,12 +42,12 @@ def search(searcher, found: asking.Found, like: str | None) -> dict:
   }
 
 
-def similar(searcher, row, top) -> dict:
+def similar(searcher, id, top) -> dict:
   """Images that look like one, and captions of the collection that fit it, the likeliest first."""
   collection = searcher.collection
-  vector = np.asarray(collection.vectors[row])[None]
+  vector = collection.store.vectors(np.array([id]))
   alone = searcher.model.scoring.plain(vector)  # images among each other: cosines
-  rows, scores = (x[0] for x in collection.search(alone, top + 1))
+  ids, scores = (x[0] for x in collection.search(alone, top + 1))
   numbers, fits = (x[0] for x in collection.search_captions(vector, top))
   shown = searcher.caption_probabilities(collection.caption_vectors[numbers], fits)
   captions = [
@@ -55,12 +55,12 @@ def similar(searcher, row, top) -> dict:
     for i, score, p in zip(numbers, fits, shown, strict=True)
   ]
   others = [
-    image(searcher, r) | {"score": _rounded(s)}
-    for r, s in zip(rows.tolist(), scores, strict=True)
-    if r != row
+    about | {"score": _rounded(s)}
+    for about, s, other in zip(images(searcher, ids), scores, ids, strict=True)
+    if other != id
   ]
   return {
-    "image": image(searcher, row),
+    "image": images(searcher, np.array([id]))[0],
     "images": others[:top],
     "captions": sorted(captions, key=lambda c: (-(c["probability"] or 0), -c["score"])),
   }
@@ -97,13 +97,33 @@ def other_curves(searcher):
 
 def curves(searcher, vectors):
   """float32 [q, width] -> scores [CURVE], int [q, CURVE] images that reach each."""
-  grid = np.round(np.linspace(-1, 1, CURVE), 4)
-  images = np.zeros((len(vectors), CURVE), int)
-  for start in range(0, len(searcher.collection), 1 << 16):
-    found = np.sort(vectors @ searcher.collection.vectors[start : start + (1 << 16)].T, axis=1)
-    for one, line in zip(found, images, strict=True):
-      line += len(one) - np.searchsorted(one, grid)
-  return grid, images
+  grid, store = np.round(np.linspace(-1, 1, CURVE), 4), searcher.collection.store
+  found = store.histogram(vectors, grid)
+  if found is None:  # an engine that is asked score by score, of which it has few
+    return grid, np.stack([_counted(store, vector, grid) for vector in vectors])
+  return grid, found
+
+
+def _counted(store, vector, grid):
+  """int [CURVE], by as few questions as there are different answers at most."""
+  found = np.full(len(grid), -1)
+
+  def ask(at):
+    if found[at] < 0:
+      count = store.count(vector[None], [grid[at]])[0]
+      found[at] = len(store) if count is None else count
+    return found[at]
+
+  def fill(low, high):
+    if ask(low) == ask(high):
+      found[low : high + 1] = found[low]
+    elif high - low > 1:
+      middle = (low + high) // 2
+      fill(low, middle)
+      fill(middle, high)
+
+  fill(0, len(grid) - 1)
+  return found
 
 
 def calibration(searcher) -> dict:
@@ -139,19 +159,22 @@ def examples(captions) -> list[str]:
 
 def export(searcher, found: asking.Found, kind: str) -> tuple[str, str]:
   """All results -> (content, media type)."""
-  collection = searcher.collection
   rows = [
     {
-      "path": collection.full_name(row),
+      "path": about["path"],
       "probability": p,
       "score": float(score),
       "likeness": likeness,
-      "date": filters.day(collection.filters.dates[row]),
+      "date": about["date"],
     }
-    for row, p, score, likeness in zip(
-      found.rows.tolist(), found.probabilities, found.scores, found.likeness, strict=True
+    for about, p, score, likeness in zip(
+      searcher.collection.describe(found.ids[: found.results]),
+      found.probabilities,
+      found.scores,
+      found.likeness,
+      strict=False,
     )
-  ][: found.results]
+  ]
   if kind == "json":
     return json.dumps(asking.summary(found) | {"results": rows}), "application/json"
   if kind == "txt":

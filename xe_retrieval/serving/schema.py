@@ -218,6 +218,14 @@ class FolderSize(BaseModel):
   images: int
 
 
+class Audit(BaseModel):
+  """How well the index is searched, by queries in words."""
+
+  recall_at_10: float = Field(description="Share of the true ten nearest that are found.")
+  queries: int = Field(description="0: every image is compared with, which finds all of them.")
+  asked: str
+
+
 class About(BaseModel):
   images: int
   captions: int
@@ -228,5 +236,6 @@ class About(BaseModel):
   examples: list[str]
   folders: list[FolderSize] = Field(description="Sources and their folders, 500 at most.")
   dates: list[str] | None = Field(description="First and last day; null: not known.")
+  audit: Audit | None = Field(description="Null: no captions were known to ask for.")
   limits: dict[str, int]
   version: str = Field(description="Of all this; answers to searches have it too.")

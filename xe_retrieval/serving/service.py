@@ -92,9 +92,9 @@ class Service:
     """(model's fingerprint, vector) of an image of the index, or of an uploaded picture."""
     searcher = self.searcher
     model = searcher.model.fingerprint()
-    row = searcher.collection.row(id)
-    if row is not None:
-      vector = np.asarray(searcher.collection.vectors[row])[None]
+    found = searcher.collection.find(id)
+    if found is not None:
+      vector = searcher.collection.store.vectors(np.array([found]))
       return model, searcher.model.scoring.plain(vector)[0]
     if (model, id) not in self._uploads:
       raise UnknownImage(id)
@@ -116,15 +116,15 @@ class Service:
     return (await self._queries.ask([lambda loaded: loaded.curve(query)]))[0]
 
   def image(self, id):
-    return responses.image(self.searcher, self._current.row(id))
+    return responses.images(self.searcher, np.array([self._current.find(id)]))[0]
 
   def about(self):
     return self._current.about | {"version": self._current.version}
 
   async def thumbnail(self, id, side):
     """Returns (bytes, media type), from the cache or decoded in the thread pool."""
-    searcher, row = self.searcher, self._current.row(id)
-    key = (id, side, tuple(searcher.collection.stamps[row].tolist()))
+    searcher, found = self.searcher, self._current.find(id)
+    key = (id, side, searcher.collection.stamp(found))
     if key in self._thumbnails:
       return self._thumbnails[key]
     if self._decoding >= LIMITS["waiting"]:
@@ -132,7 +132,7 @@ class Service:
     self._decoding += 1
     try:
       loop = asyncio.get_running_loop()
-      made = await loop.run_in_executor(self._pool, _thumbnail, searcher.collection, row, side)
+      made = await loop.run_in_executor(self._pool, _thumbnail, searcher.collection, found, side)
     finally:
       self._decoding -= 1
     if made is None:
@@ -202,9 +202,11 @@ def _result(job, loaded):
     return e
 
 
-def _thumbnail(collection, row, side):
+def _thumbnail(collection, id, side):
   try:
-    return thumbnails.make(collection.picture(row), side)
+    return thumbnails.make(collection.picture(id), side)
   except Exception as e:  # file or data set missing, or a damaged image
-    print(f"no thumbnail of {collection.name(row)!a}: {e}", file=sys.stderr, flush=True)
+    print(
+      f"no thumbnail of {collection.describe([id])[0]['image']!a}: {e}", file=sys.stderr, flush=True
+    )
     return None

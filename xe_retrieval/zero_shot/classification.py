@@ -111,7 +111,7 @@ class Classifier:
     """-> names [M], float32 [M, D], [(name, reason)]."""
     view, names, vectors, failed = decoding.View.of(self.model.config.image), [], [], []
     for source in sources:
-      entries = source.entries()
+      entries = list(source.entries())
       for start in range(0, len(entries), models.BATCH):
         squares = []
         for entry in entries[start : start + models.BATCH]:

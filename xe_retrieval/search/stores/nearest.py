@@ -32,20 +32,31 @@ def scan(vectors, queries, k, least=None, mask=None):
 
 def _scan(vectors, queries, k, least, mask):
   rows, scores, passing = [], [], [[] for _ in queries]
-  for start in range(0, len(vectors), _ROWS):
-    found = queries @ vectors[start : start + _ROWS].T  # [q, n]
-    if mask is not None:
-      found[:, ~mask[start : start + _ROWS]] = -np.inf
+  for numbers, found in tiles(vectors, queries, mask):
     if least is not None:
       for one, of, low in zip(passing, found, least, strict=True):
-        one.append(of[of >= max(low, -1e9)])  # finite: what is masked never passes
+        one.append(of[of >= low])
     at = _top(found, min(k, found.shape[1]))
-    rows.append(at + start)
+    rows.append(numbers[at])
     scores.append(np.take_along_axis(found, at, axis=1))
   rows, scores = np.hstack(rows), np.hstack(scores)
   order = np.lexsort((rows, -scores), axis=1)[:, :k]
   rows, scores = (np.take_along_axis(x, order, axis=1) for x in (rows, scores))
   return rows, scores, None if least is None else [np.concatenate(one) for one in passing]
+
+
+def tiles(vectors, queries, mask=None):
+  """Yields row numbers int64 [n] and scores float32 [Q, n], of the rows of `mask`, in order."""
+  for start in range(0, len(vectors), _ROWS):
+    tile, numbers = (
+      vectors[start : start + _ROWS],
+      np.arange(start, min(start + _ROWS, len(vectors))),
+    )
+    if mask is not None and not (inside := mask[start : start + _ROWS]).all():
+      tile, numbers = tile[inside], numbers[inside]
+    if len(numbers):
+      # BLAS has no float16: NumPy would multiply without it, a hundred times slower.
+      yield numbers, queries @ np.asarray(tile, np.float32).T
 
 
 def _top(scores, k):

@@ -63,8 +63,11 @@ def schema(width: int) -> pa.Schema:
 
 def rows_of(key: str, entries) -> np.ndarray:
   """Entries [n] of a source -> ROW [n]."""
-  found = [(image_sources.image_id(key, e.name), *e.stamp) for e in entries]
-  return np.array(found, ROW)
+  rows = np.empty(len(entries), ROW)
+  rows["id"] = image_sources.ids(key, [os.fsencode(e.name) for e in entries])
+  stamps = np.array([e.stamp for e in entries], np.int64).reshape(-1, 2)
+  rows["stamp_size"], rows["stamp_time"] = stamps.T
+  return rows
 
 
 def table(rows: np.ndarray, entries, vectors: np.ndarray) -> pa.Table:

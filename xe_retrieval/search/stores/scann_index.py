@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 
 from xe_retrieval.evaluation import score_tiles
-from xe_retrieval.search import nearest
+from xe_retrieval.search.stores import nearest
 
 TREE_FROM = 100_000  # vectors; below, hashing alone is fast enough
 TARGET = 0.972  # share of the true ten nearest that a tuned index finds
