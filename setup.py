@@ -5,6 +5,8 @@ import pathlib
 from setuptools import find_packages, setup
 
 _PAGES = ("html", "css", "js", "svg")
+_BEAM = ["apache-beam>=2.77"]  # prepare and embed --runner=…
+_MILVUS = ["pymilvus>=3.0", "milvus-lite>=3.2"]  # index --store=milvus:…; the latter for a file
 
 setup(
   name="xe_retrieval",
@@ -40,6 +42,7 @@ setup(
     "orbax-checkpoint>=0.12,<0.13",
     "pillow>=10.3",
     "prometheus-client>=0.20",
+    "pyarrow>=17",
     "pydantic>=2.7",
     "safetensors>=0.5",
     "scann[tf]>=1.4.2,<1.5",
@@ -58,6 +61,8 @@ setup(
   ],
   extras_require={
     "test": [
+      *_BEAM,
+      *_MILVUS,
       "gcp-storage-emulator>=2026.7",
       "gcsfs>=2026.1",
       "hypothesis>=6.100",
@@ -71,6 +76,8 @@ setup(
       "schemathesis>=4",
       "scikit-learn>=1.5",
     ],
+    "beam": _BEAM,
+    "milvus": _MILVUS,
     "bench": ["faiss-cpu>=1.9", "scikit-learn>=1.5", "torch>=2.8"],
     "people": ["eccv_caption>=0.1"],  # human-verified relevance for COCO: evaluate --relevance=eccv
     "cuda": ["jax[cuda13]>=0.10,<0.11"],

@@ -8,15 +8,26 @@
 Then train with --config.data.name=captions/NAME (or conceptual_captions, or flickr30k) and
 --config.data.dir=datasets. After an interruption, the same command resumes. Beside the data,
 rejected.tsv lists every row that was left out, with the reason; manifest.json has the counts.
+
+On Apache Beam, with files wherever it finds them (pip install -c constraints.txt -e '.[beam]'):
+
+  python -m xe_retrieval.prepare --webdataset='train=gs://b/{00000..00331}.tar' --out=gs://b/datasets
+    --runner=DataflowRunner -- --project=p --region=r --temp_location=gs://b/tmp …
+
+--runner=DirectRunner runs on this machine: -- --direct_num_workers=8
+--direct_running_mode=multi_processing. What follows -- are Beam's own options.
 """
 
 import hashlib
+import importlib.util
 import itertools
+import logging
 import os
 import pathlib
 import re
 import signal
 import sys
+import tempfile
 
 from absl import app, flags
 
@@ -24,14 +35,28 @@ from xe_retrieval import config as config_lib
 from xe_retrieval.preparation import archives, caption_tables, cores, jobs, records
 
 
-def prepare(job: jobs.Job, out: str, options: records.Options, processes=1, progress=False) -> dict:
-  """Makes the data set under `out` and returns its manifest."""
+def prepare(
+  job: jobs.Job,
+  out: str,
+  options: records.Options,
+  processes: int = 1,
+  progress: bool = False,
+  beam_settings=None,
+) -> dict:
+  """Makes the data set under `out` and returns its manifest.
+
+  `beam_settings`, a preparation.beam.Settings, runs it on Apache Beam instead of in processes.
+  """
 
   def register(*arguments):
     from xe_retrieval.data import datasets  # here: importing TFDS takes a second
 
-    datasets.register(*arguments)
+    return datasets.register(*arguments)
 
+  if beam_settings is not None:
+    from xe_retrieval.preparation import beam
+
+    return beam.run(job, out, options, register, beam_settings, progress)
   return jobs.run(job, out, options, register, processes, progress)
 
 
@@ -69,7 +94,7 @@ def coco(files: list[str], images: str, name: str = "") -> jobs.Job:
 def webdataset(patterns: list[str], name: str = "") -> jobs.Job:
   """Tar shards in the layout of img2dataset; each is a unit of work."""
   shards = [shard for pattern in patterns for shard in archives.shards(pattern)]
-  made_from = [[os.path.abspath(path), os.path.getsize(path), split] for path, split in shards]
+  made_from = [[archives.absolute(path), archives.size(path), split] for path, split in shards]
   units = [records.TarUnit(path, split) for path, split in shards]
   name = f"captions/{name}" if name else "conceptual_captions"
   stamp = archives.stamp_of_shards([path for path, _ in shards])
@@ -86,19 +111,34 @@ def shares(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def main(argv):
-  if len(argv) > 1:
-    sys.exit(f"error: unexpected argument {argv[1]!r}")
   given = flags.FLAGS
+  if len(argv) > 1 and not given.runner:
+    hint = "; Beam's options need --runner" if argv[1].startswith("--") else ""
+    sys.exit(f"error: unexpected argument {argv[1]!r}{hint}")
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     side = None if given.max_side == "none" else int(given.max_side)
     options = records.Options(side, given.max_pixels, shares(given.shares), given.strict)
-    manifest = prepare(_job(given), given.out, options, given.processes, progress=True)
+    settings = _beam(given, argv[1:]) if given.runner else None
+    manifest = prepare(_job(given), given.out, options, given.processes, True, settings)
   except ValueError as e:
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
     sys.exit("\nstopped; run the same command to resume")
   print(_summary(manifest, given.out))
+
+
+def _beam(given, arguments):
+  if not importlib.util.find_spec("apache_beam"):
+    raise ValueError("--runner needs a package: pip install -c constraints.txt -e '.[beam]'")
+  quiet = not given["verbosity"].present
+  if quiet:
+    logging.getLogger().setLevel(logging.ERROR)  # its import warns of extras that we do not use
+  from xe_retrieval.preparation import beam
+
+  settings = beam.Settings(given.runner, arguments, quiet)
+  settings.options()  # wrong ones are said before anything is read
+  return settings
 
 
 def _job(given):
@@ -112,7 +152,19 @@ def _job(given):
     return webdataset(value, given.name)
   if not given.images:
     raise ValueError(f"--{sources[0]} needs --images, the folder of the images")
-  return make(value, given.images, given.name)
+  with tempfile.TemporaryDirectory() as directory:
+    value = [_fetched(v, directory) for v in value] if make is coco else _fetched(value, directory)
+    return make(value, given.images, given.name)
+
+
+def _fetched(value, directory):
+  """A table, [split=]path, that may be remote; a copy of it if so."""
+  split, path = re.fullmatch(r"(\w+=(?=\w+://))?(.*)", value, re.DOTALL).groups("")
+  if not archives.is_remote(path):
+    return value
+  from xe_retrieval.preparation.beam import filesystems
+
+  return split + filesystems.fetched(path, directory)
 
 
 def _digest(captions):
@@ -129,7 +181,10 @@ def _table_job(name, made_from, images, grouped, within=()):
   size = min(max(len(samples) // 64, 256), 4096)  # the same for any --processes
   parts = [samples[start : start + size] for start in range(0, len(samples), size)]
   units = [records.TableUnit(folder.part([s.file for s in part]), part) for part in parts]
-  made_from |= {"images": os.path.abspath(images), "stamp": folder.stamp([s.file for s in samples])}
+  made_from |= {
+    "images": archives.absolute(images),
+    "stamp": folder.stamp([s.file for s in samples]),
+  }
   return jobs.Job(name, made_from, units, rejections)
 
 
@@ -172,8 +227,23 @@ def _define_flags():
   )
   flags.DEFINE_bool("strict", False, "Stop at the first row that would be left out.")
   flags.DEFINE_integer("processes", cores.available(), "Worker processes.", lower_bound=1)
+  flags.DEFINE_enum(
+    "runner",
+    None,
+    ["DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner", "PortableRunner"],
+    "Prepare on Apache Beam instead of in processes. Beam's own options follow after --.",
+  )
+
+
+_REMOTE = ("", "captions", "images", "webdataset", "flickr30k", "coco", "out")  # "": Beam's own
+
+
+def _parse_flags(argv):
+  """Paths may be remote where Beam opens them."""
+  on_beam = any(re.match("--?runner\\b", word) for word in argv)
+  return config_lib.parse_flags(argv, _REMOTE if on_beam else ())
 
 
 if __name__ == "__main__":
   _define_flags()
-  app.run(main, flags_parser=config_lib.parse_flags)
+  app.run(main, flags_parser=_parse_flags)

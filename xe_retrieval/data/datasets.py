@@ -108,10 +108,12 @@ class _Prepared(_Quiet, tfds.core.dataset_builder.FileReaderBuilder, skip_regist
     splits = []
     for split, parts in shards.items():
       names = self._get_filename_template(split)
-      for (path, _, _), target in zip(parts, names.sharded_filepaths(len(parts)), strict=True):
-        _link(path, target)
+      targets = names.sharded_filepaths(len(parts))
       lengths, sizes = [n for _, n, _ in parts], [size for _, _, size in parts]
-      self._write_columns(split, names.sharded_filepaths(len(parts)), lengths)
+      if not any(paths.is_remote(path) for path, _, _ in parts):
+        for (path, _, _), target in zip(parts, targets, strict=True):
+          _link(path, target)
+        self._write_columns(split, targets, lengths)
       splits.append(
         tfds.core.SplitInfo(
           name=split, shard_lengths=lengths, num_bytes=sum(sizes), filename_template=names
@@ -186,9 +188,14 @@ def prepared(name: str, directory) -> _Prepared | None:
   return plain[name](data_dir=directory) if name in plain else None
 
 
-def register(name: str, directory, shards: dict, files: list, scratch) -> None:
-  """Publishes finished shards of `prepare` as the data set `name` under `directory`."""
-  prepared(name, directory).adopt(shards, files, scratch)
+def register(name: str, directory, shards: dict, files: list, scratch) -> dict[str, list[str]]:
+  """Publishes finished shards of `prepare` as the data set `name` under `directory`.
+
+  Returns their names. Remote ones, gs://…, are only named: the caller copies them.
+  """
+  made = prepared(name, directory)
+  made.adopt(shards, files, scratch)
+  return {split: list(made.info.splits[split].filenames) for split in shards}
 
 
 def title(name: str, builder: tfds.core.DatasetBuilder) -> str:

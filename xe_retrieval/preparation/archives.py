@@ -62,7 +62,7 @@ class TarFolder:
   def __init__(self, path: str):
     self.path, self._members = path, {}
     try:
-      with tarfile.open(path, "r:") as tar:
+      with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
           if member.isreg() and not member.issparse():
             name = member.name.removeprefix("./")
@@ -85,7 +85,7 @@ class TarFolder:
     if name not in self._members:
       raise Rejected("missing file", f"not in {os.path.basename(self.path)}")
     offset, size = self._members[name]
-    with open(self.path, "rb") as file:
+    with opened(self.path) as file:
       file.seek(offset)
       return file.read(min(size, MAX_BYTES + 1))
 
@@ -96,18 +96,55 @@ def stamp_of_shards(paths: list[str]) -> str:
 
 
 def _stamp(files):
-  digest = hashlib.sha256()
-  for name, path in files:
-    try:
-      about = os.stat(path)
-      seen = f"{about.st_size} {about.st_mtime_ns}"
-    except (OSError, ValueError):  # ValueError: NUL in the name
-      seen = "missing"
-    digest.update(f"{name}\0{seen}\n".encode("utf-8", "surrogateescape"))
-  return digest.hexdigest()
+  return digest((name, _about(path)) for name, path in files)
 
 
-def folder(path: str, within: tuple[str, ...] = ()) -> Folder | TarFolder:
+def digest(files) -> str:
+  """A hash of (name, size and time of change)."""
+  out = hashlib.sha256()
+  for name, about in files:
+    out.update(f"{name}\0{about}\n".encode("utf-8", "surrogateescape"))
+  return out.hexdigest()
+
+
+def _about(path):
+  if is_remote(path):
+    return next((about for _, about in _filesystems().found(path)), "missing")
+  try:
+    about = os.stat(path)
+    return f"{about.st_size} {about.st_mtime_ns}"
+  except (OSError, ValueError):  # ValueError: NUL in the name
+    return "missing"
+
+
+def size(path: str) -> int:
+  return int(_about(path).split()[0]) if is_remote(path) else os.path.getsize(path)
+
+
+def is_remote(path) -> bool:
+  """Whether it is one that Beam opens: gs://bucket/…"""
+  return "://" in str(path)
+
+
+def absolute(path: str) -> str:
+  return path if is_remote(path) else os.path.abspath(path)
+
+
+def opened(path: str):
+  return _filesystems().opened(path) if is_remote(path) else open(path, "rb")
+
+
+def _filesystems():
+  from xe_retrieval.preparation.beam import filesystems  # seconds, and an extra of the package
+
+  return filesystems
+
+
+def folder(path: str, within: tuple[str, ...] = ()):
+  """The source of images at a path: Folder, TarFolder or, if it is remote, Beam's."""
+  if is_remote(path):
+    known = _filesystems()
+    return TarFolder(path) if known.Path(path).exists() else known.Folder(path, within)
   return TarFolder(path) if os.path.isfile(path) else Folder(path, within)
 
 
@@ -115,7 +152,7 @@ def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Reje
   """Streams the images of one tar shard with their captions."""
   shard = os.path.basename(path)
   try:
-    with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+    with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
       for key, parts in _grouped(_parts(tar, file, shard)):
         if isinstance(parts, Rejection):
           yield parts
@@ -128,11 +165,17 @@ def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Reje
 def shards(pattern: str) -> list[tuple[str, str | None]]:
   """[split=]name{00000..00331}.tar, {a,b}, * or ? -> [(path, split or None)]."""
   split, pattern = caption_tables.split_and_path("webdataset", pattern)
-  paths = [path for name in braceexpand(pattern) for path in sorted(glob.glob(name)) or [name]]
-  missing = [path for path in paths if not os.path.isfile(path)]
+  paths = [path for name in braceexpand(pattern) for path in _matches(name) or [name]]
+  missing = [p for p in paths if not (is_remote(p) and _about(p) != "missing" or os.path.isfile(p))]
   if missing:
     raise ValueError(f"--webdataset: {missing[0]}: there is no such file")
   return [(path, split) for path in paths]
+
+
+def _matches(pattern):
+  if is_remote(pattern):
+    return [path for path, _ in _filesystems().found(pattern)]
+  return sorted(glob.glob(pattern))
 
 
 def _parts(tar, file, shard):

@@ -50,15 +50,22 @@ def _read(holder):
 def claim(work: pathlib.Path, plan: dict) -> None:
   """Keeps finished units of the same plan; ValueError if there are some of another."""
   path = work / "plan.json"
-  if path.exists() and (changed := differences(json.loads(path.read_text()), plan)):
-    if any(work.glob("[0-9]*.json")):
-      raise ValueError(
-        f"{work} holds unfinished work that was begun with other input or options "
-        f"({'; '.join(changed)}); finish it with the former command, or remove it to start over"
-      )
+  begun = any(work.glob("[0-9]*.json"))
+  if path.exists() and conflicts(work, json.loads(path.read_text()), plan, begun):
     shutil.rmtree(work)
   work.mkdir(parents=True, exist_ok=True)
   records.replace(path, json.dumps(plan))
+
+
+def conflicts(work, old: dict, new: dict, begun: bool) -> bool:
+  """Whether unfinished work has another plan; ValueError if units of it are finished."""
+  changed = differences(old, new)
+  if changed and begun:
+    raise ValueError(
+      f"{work} holds unfinished work that was begun with other input or options "
+      f"({'; '.join(changed)}); finish it with the former command, or remove it to start over"
+    )
+  return bool(changed)
 
 
 def differences(old: dict, new: dict) -> list[str]:

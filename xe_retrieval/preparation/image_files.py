@@ -1,6 +1,7 @@
 """One image file → a JPEG that the pipeline can decode, and a fingerprint; or a reason why not."""
 
 import io
+import re
 
 import cv2
 import numpy as np
@@ -110,4 +111,5 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def _one_line(e):
-  return " ".join(str(e).split())[:200] or type(e).__name__
+  text = re.sub(r" <_io\.BytesIO object at \w+>", "", str(e))  # the same in every process
+  return " ".join(text.split())[:200] or type(e).__name__

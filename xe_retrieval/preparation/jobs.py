@@ -27,6 +27,15 @@ class Job(NamedTuple):
   rejections: list[Rejection] = []  # rows rejected while reading the table
 
 
+class Outcome(NamedTuple):
+  """What all units together have become; the tables of lines lie in the directory of the work."""
+
+  splits: dict[str, dict]  # images, pairs and bytes
+  rejected: dict[str, int]  # by reason
+  first: str  # of the rejections
+  near: dict[str, int]  # images of other splits that look like images of train
+
+
 def run(
   job: Job,
   out: str,
@@ -39,16 +48,21 @@ def run(
 
   `register` turns the finished shards into a TFDS data set (datasets.register).
   """
-  directory, work = _places(job.name, out)
-  plan = _plain({"name": job.name, "made from": job.made_from, **options.plan()})
-  if not (manifest := _finished(directory, plan)):
+  directory, work = places(job.name, out)
+  job_plan = plan(job, options)
+  if not (manifest := finished(directory, job_plan)):
     with claims.alone(work, job.name):
-      manifest = _finished(directory, plan)  # perhaps meanwhile
-      manifest = manifest or _make(job, out, work, plan, options, register, processes, progress)
+      manifest = finished(directory, job_plan)  # perhaps meanwhile
+      manifest = manifest or _make(job, out, work, job_plan, options, register, processes, progress)
   return manifest
 
 
-def _finished(directory, plan):
+def plan(job: Job, options: records.Options) -> dict:
+  """What the data set is made of, as JSON returns it: tuples become lists."""
+  return json.loads(json.dumps({"name": job.name, "made from": job.made_from, **options.plan()}))
+
+
+def finished(directory, plan):
   """The manifest of a data set that exists; ValueError if it was made of something else."""
   path = directory / "manifest.json"
   manifest = json.loads(path.read_text()) if path.exists() else None
@@ -61,36 +75,40 @@ def _finished(directory, plan):
 
 
 def _make(job, out, work, plan, options, register, processes, progress):
-  if options.strict and job.rejections:
-    raise ValueError(str(job.rejections[0]))
+  refuse_rejections(job, options)
   claims.claim(work, plan)
   todo = [n for n in range(len(job.units)) if not (work / f"{n:05d}.json").exists()]
   done = len(job.units) - len(todo)
-  shown = dict(bar_format=_BAR, miniters=0, disable=not progress)
-  # The mean speed: tqdm's recent one leaves out the time of updates in which no part ended.
-  with tqdm(total=len(job.units), initial=done, smoothing=0, **shown) as bar:
+  with bar(len(job.units), done, progress) as shown:
 
     def report(images):
-      bar.set_postfix_str(f"{images:,} images", refresh=False)
-      bar.update(0)
+      shown.set_postfix_str(f"{images:,} images", refresh=False)
+      shown.update(0)
 
     for _ in _write(job.units, todo, work, options, processes, report):
-      bar.update()
+      shown.update()
   return _finish(job, out, work, plan, options.strict, register)
+
+
+def refuse_rejections(job: Job, options: records.Options) -> None:
+  if options.strict and job.rejections:
+    raise ValueError(str(job.rejections[0]))
+
+
+def bar(total: int, done: int, progress: bool) -> tqdm:
+  """Shows how many units are written."""
+  # The mean speed: tqdm's recent one leaves out the time of updates in which no part ended.
+  shown = dict(bar_format=_BAR, miniters=0, disable=not progress)
+  return tqdm(total=total, initial=done, smoothing=0, **shown)
 
 
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} parts{postfix} [{elapsed}<{remaining}]"
 
 
-def _places(name, out):
+def places(name, out):
   """Directories of the finished data set and of the unfinished work."""
   out = pathlib.Path(out).expanduser()
   return out / name / "1.0.0", out / "unfinished" / name.replace("/", "_")
-
-
-def _plain(value):
-  """The value as JSON returns it: tuples become lists."""
-  return json.loads(json.dumps(value))
 
 
 def _write(units, todo, work, options, processes, report) -> Iterator[None]:
@@ -147,41 +165,54 @@ def _finish(job, out, work, plan, strict, register):
   splits = dict.fromkeys(split for summary in summaries for split in summary["splits"])
   keys = {split: duplicates.load(work, len(job.units), split) for split in splits}
   repeated = {split: duplicates.repeated(keys[split]) for split in splits}
-  rejections += [r for s in splits for i in repeated[s] for r in _repetition(job, keys[s], i)]
+  rejections += [
+    r
+    for s in splits
+    for i in repeated[s]
+    for r in duplicates.rejections(job.units[keys[s].unit[i]], keys[s], i)
+  ]
   if strict and rejections:
     raise ValueError(str(rejections[0]))
-  reasons = collections.Counter(r.reason for r in rejections)
-  reasons = {reason: reasons[reason] for reason in REASONS if reasons[reason]}
-  if not splits:
-    why = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items()) or "no rows at all"
-    first = f"; first: {rejections[0]}" if rejections else ""
-    raise ValueError(f"nothing is left of {job.name}: {why}{first}")
-  shards = {split: _shards(work, split, keys[split], repeated[split]) for split in splits}
-  totals = {split: _total(keys[split], repeated[split]) for split in splits}
+  totals = {split: duplicates.total(keys[split], repeated[split]) for split in splits}
   others = [split for split in splits if split != "train" and "train" in splits]
   near = {split: duplicates.between(keys[split], keys["train"]) for split in others}
-  manifest = {
-    "plan": plan,
-    "splits": totals,
-    "kept": sum(total["pairs"] for total in totals.values()),
-    "rejected": reasons,
-    "near duplicates of train": {split: len(found) for split, found in near.items()},
-  }
-  records.replace(work / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
-  _table(work / "rejected.tsv", Rejection._fields, rejections)
+  first = str(rejections[0]) if rejections else ""
+  reasons = collections.Counter(r.reason for r in rejections)
+  outcome = Outcome(totals, reasons, first, {split: len(found) for split, found in near.items()})
+  made = manifest(job, plan, outcome)
+  shards = {split: _shards(work, split, keys[split], repeated[split]) for split in splits}
+  records.replace(work / "manifest.json", as_text(made))
+  records.replace(work / "rejected.tsv", records.table_lines([Rejection._fields, *rejections]))
   pairs = [(split, *pair) for split, found in near.items() for pair in found]
-  _table(work / "near_duplicates.tsv", ("split", "image", "image of train", "bits apart"), pairs)
-  files = [work / f for f in ("manifest.json", "rejected.tsv", "near_duplicates.tsv")]
+  records.replace(work / "near_duplicates.tsv", records.table_lines([NEAR_FIELDS, *pairs]))
+  files = [work / name for name in TABLES]
   register(job.name, pathlib.Path(out).expanduser(), shards, files, work)
   shutil.rmtree(work)
-  return manifest
+  return made
 
 
-def _repetition(job, keys, i):
-  """Rejections of image i, which an earlier unit has with the same captions."""
-  file, detail = keys.files[i], "the same image has the same caption in another part"
-  where = job.units[keys.unit[i]].where(keys.nth[i], file)
-  return [Rejection(w, file, "duplicate", detail) for w in where]
+TABLES = ("manifest.json", "rejected.tsv", "near_duplicates.tsv")
+NEAR_FIELDS = ("split", "image", "image of train", "bits apart")
+
+
+def manifest(job: Job, plan: dict, outcome: Outcome) -> dict:
+  """ValueError if nothing is left."""
+  reasons = {reason: outcome.rejected[reason] for reason in REASONS if outcome.rejected[reason]}
+  if not outcome.splits:
+    why = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items()) or "no rows at all"
+    first = f"; first: {outcome.first}" if outcome.first else ""
+    raise ValueError(f"nothing is left of {job.name}: {why}{first}")
+  return {
+    "plan": plan,
+    "splits": outcome.splits,
+    "kept": sum(total["pairs"] for total in outcome.splits.values()),
+    "rejected": reasons,
+    "near duplicates of train": outcome.near,
+  }
+
+
+def as_text(made: dict) -> str:
+  return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
 
 
 def _shards(work, split, keys, repeated):
@@ -192,21 +223,9 @@ def _shards(work, split, keys, repeated):
     own = keys.unit == unit
     twice = repeated[keys.unit[repeated] == unit]
     if len(twice):
-      path = duplicates.without(path, set(keys.row[twice].tolist()))
+      whole, path = path, duplicates.without(path, set(keys.row[twice].tolist()))
+      whole.unlink(missing_ok=True)  # gone already after an interruption
     size = keys.sizes[own].sum() - keys.sizes[twice].sum()
     if own.sum() > len(twice):
       out.append((str(path), int(own.sum()) - len(twice), int(size)))
   return out
-
-
-def _total(keys, repeated):
-  return {
-    "images": len(keys.captions) - len(repeated),
-    "pairs": int(keys.captions.sum() - keys.captions[repeated].sum()),
-    "bytes": int(keys.sizes.sum() - keys.sizes[repeated].sum()),
-  }
-
-
-def _table(path, header, rows):
-  lines = ["\t".join(" ".join(str(v).split()) for v in row) for row in (header, *rows)]
-  records.replace(path, "\n".join(lines) + "\n")

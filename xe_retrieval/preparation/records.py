@@ -142,6 +142,11 @@ def replace(path: pathlib.Path, text: str) -> None:
   os.replace(unfinished, path)
 
 
+def table_lines(rows) -> str:
+  """Rows as lines of a TSV file."""
+  return "".join("\t".join(" ".join(str(v).split()) for v in row) + "\n" for row in rows)
+
+
 def identity(data: bytes) -> int:
   """A 63-bit hash of the contents: processes agree on ids without communication."""
   return int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest()[:8], "little") >> 1
