@@ -79,7 +79,12 @@ def test_flags_in_prose(page):
   known = set(OTHER_TOOLS)
   for path in (*ROOT.glob("xe_retrieval/*.py"), *ROOT.glob("benchmarks/*.py")):
     known |= flags_of(f"{path.parent.name}.{path.stem}")
-  known |= flags_of("xe_retrieval.search") | flags_of("xe_retrieval.zero_shot") | {"help"}
+  known |= (
+    flags_of("xe_retrieval.search")
+    | flags_of("xe_retrieval.zero_shot")
+    | flags_of("xe_retrieval.embed")
+    | {"help"}
+  )
   given = set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]))
   assert given <= known, f"{page}: {given - known}"
 

@@ -21,6 +21,7 @@ Exit codes: 0, the part is done (of --out alone: all are); 143 or 130, stopped b
 
 import functools
 import importlib.util
+import logging
 import signal
 import sys
 
@@ -58,10 +59,13 @@ def main(argv, beam_options=()):
     arguments = given.workdir, given.images, given.out, given.part, given.data_dir, given.update
     if given.runner:
       if not importlib.util.find_spec("apache_beam"):
-        raise ValueError("--runner needs Apache Beam: pip install -c constraints.txt -e '.[beam]'")
+        raise ValueError("--runner needs a package: pip install -c constraints.txt -e '.[beam]'")
+      quiet = not given["verbosity"].present
+      if quiet:
+        logging.getLogger().setLevel(logging.ERROR)  # its import warns of extras nobody uses here
       from xe_retrieval.embed import beam_runner
 
-      beam_runner.run(*arguments, given.runner, beam_options)
+      beam_runner.run(*arguments, given.runner, beam_options, quiet)
       sys.exit(_status(given.out))
     for report in embed(*arguments):
       _print_skipped(given.out, report.done)
@@ -127,8 +131,11 @@ def _define_flags():
   flags.DEFINE_string("part", "", "I/N is part I of N, all/N are all; without, what is done.")
   flags.DEFINE_bool("update", False, "Bring a part up to date that is done but has changed.")
   flags.DEFINE_string("data_dir", "", "Where data sets lie; by default where the model's lay.")
-  flags.DEFINE_string(
-    "runner", "", "Apache Beam's: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner."
+  flags.DEFINE_enum(
+    "runner",
+    None,
+    ["DataflowRunner", "DirectRunner", "FlinkRunner", "SparkRunner"],
+    "Share parts out by Apache Beam; its own options come after --.",
   )
 
 

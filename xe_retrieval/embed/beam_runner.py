@@ -4,46 +4,56 @@ A bundle that Beam retries, or runs twice at once, finds what is there and chang
 `--runner` imports this: nothing else needs Beam.
 """
 
+import contextlib
 import logging
 import re
+import threading
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.utils import shared
 
 from xe_retrieval.embed import directory
+from xe_retrieval.preparation.beam.settings import Settings
 
-RUNNERS = ("DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner")
 
-
-def run(workdir, images, out, part, data_dir, update, runner, options=()) -> None:
+def run(workdir, images, out, part, data_dir, update, runner, options=(), quiet=True) -> None:
   """Returns when all parts are done; ValueError, one sentence, if one of them cannot be."""
-  if runner not in RUNNERS:
-    raise ValueError(f"--runner={runner} should be one of {', '.join(RUNNERS)}")
   numbers, parts = directory.parse_part(part)
-  options = PipelineOptions(list(options))
-  worker = options.view_as(WorkerOptions)
-  worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
-  logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # one sentence says what it was
-  # What DirectRunner itself ends up with where it cannot download Prism, which it tries first.
-  chosen = FnApiRunner() if runner == "DirectRunner" else runner
-  pipeline = beam.Pipeline(chosen, options)
+  pipeline = Settings(runner, list(options), quiet).pipeline()
   _ = (
     pipeline
-    | beam.Create(numbers)
-    | beam.Reshuffle()  # otherwise one worker would take all parts
-    | beam.ParDo(EmbedPart(workdir, images, out, parts, data_dir, update))
+    | "parts" >> beam.Create(numbers)
+    | "distribute" >> beam.Reshuffle()  # otherwise one worker would take all
+    | "embed" >> beam.ParDo(EmbedPart(workdir, images, out, parts, data_dir, update))
   )
+  running = None
   try:
-    pipeline.run().wait_until_finish()
-  except Exception as e:  # the types and the text of what a worker raised are the runner's
-    found = re.findall(r"(?:ValueError|OSError): (.*?)(?: \[while running.*)?$", _text(e), re.M)
-    raise ValueError(found[-1] if found else _text(e).splitlines()[-1]) from e
+    with _silence() if quiet else contextlib.nullcontext():
+      running = pipeline.run()
+      running.wait_until_finish()
+  except KeyboardInterrupt:
+    if running is not None:
+      running.cancel()
+    raise
+  except Exception as e:  # the type and the text of what a worker raised are the runner's
+    text = f"{type(e).__name__}: {e}"
+    found = re.findall(r"(?:ValueError|OSError): (.*?)(?: \[while running.*)?$", text, re.M)
+    why = found[-1] if found else f"--runner={runner} has stopped: {text.splitlines()[-1][:300]}"
+    raise ValueError(why) from e
 
 
-def _text(error):
-  return f"{type(error).__name__}: {error}"
+@contextlib.contextmanager
+def _silence():
+  """Of Beam's loggers and threads, whose tracebacks repeat what we say in a sentence."""
+  logger, hook = logging.getLogger("apache_beam"), threading.excepthook
+  level = logger.level
+  logger.setLevel(logging.CRITICAL + 1)
+  threading.excepthook = lambda _: None
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+    threading.excepthook = hook
 
 
 class EmbedPart(beam.DoFn):
