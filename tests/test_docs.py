@@ -21,6 +21,7 @@ FOLDERS = ("xe_retrieval", "configs", "launch", "tests", "benchmarks", "docs")
 FILES = [p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob("*.*")]
 EXAMPLES = {m[1]: block for _, block in BLOCKS if (m := re.match(r"# ([\w/]+\.py)\n", block))}
 OTHER_TOOLS = {"no-deps", "build-arg"}  # flags of pip and docker
+OTHER_TOOLS |= {"flink_master", "direct_num_workers", "direct_running_mode"}  # of Apache Beam
 
 
 @pytest.fixture(params=PAGES, ids=str)
