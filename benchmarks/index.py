@@ -6,6 +6,11 @@ Each index is tuned on one half of the queries to look no further than it takes 
 true ten nearest, and measured on the other half, in nine interleaved rounds: "× NumPy" compares the
 best rounds, "median" is over the ratios within a round. Data: `surface`, 24 directions and some
 noise, like embeddings; `clusters`, 2,000 of them; `noise`, which has nothing to make use of.
+
+  python -m benchmarks.index --only=disk --vectors=1000000,10000000 --precision=float16
+
+writes a collection of `surface` vectors on disk as `index` does, in chunks, and prints how long
+that takes, its memory and size, the recall and speed of searching, and the time of adding 10,000.
 """
 
 import argparse
@@ -13,19 +18,30 @@ import time
 
 import numpy as np
 
+from benchmarks import index_on_disk
 from xe_retrieval.search.stores import nearest, scann_index
 
 WIDTH, K, TARGET = 128, 10, 0.97
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--vectors", type=int, default=200_000)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--only", choices=["speed", "disk"], default="speed")
+  parser.add_argument("--vectors", default="200000", help="how many; several: 1000000,10000000")
+  parser.add_argument("--precision", choices=["float32", "float16"], default="float32")
+  parser.add_argument("--kind", choices=["auto", "exact", "scann"], default="scann", help="disk")
+  parser.add_argument("--folder", help="where the collection is written; by default in TMPDIR")
   parser.add_argument("--queries", type=int, default=4_000)
   parser.add_argument("--kinds", default="surface,clusters,noise")
   args = parser.parse_args()
-  for kind in args.kinds.split(","):
-    compare(kind, args.vectors, args.queries)
+  for count in map(int, args.vectors.split(",")):
+    if args.only == "disk":
+      index_on_disk.measure(count, args.precision, args.kind, args.folder)
+      continue
+    for kind in args.kinds.split(","):
+      compare(kind, count, args.queries)
 
 
 def compare(kind, count, asked):

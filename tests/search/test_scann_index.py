@@ -5,7 +5,7 @@ import pytest
 
 from xe_retrieval.evaluation import ranks
 from xe_retrieval.search import index_audit
-from xe_retrieval.search.stores import nearest, scann_index
+from xe_retrieval.search.stores import files, nearest, scann_index
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -64,18 +64,30 @@ def test_audit_measures_what_the_index_loses(monkeypatch):
   text = _clusters(300, seed=3) + 2 * image
   found = index_audit.audit(text, image, np.arange(300), more)
   assert found["vectors"] == 800 and found["neighbours_found"]["10"] > 95
+  assert found["built"] == "ScaNN, hashes without a tree" and found["settings"]["leaves"] == 0
   exact = ranks.summary(ranks.text_to_image(text, image, np.arange(300), more))
   for name, drift in found["drift"].items():
     np.testing.assert_allclose(found["text_to_image"][name] - drift, exact[name])
 
-  class Blind(scann_index.ScannIndex):  # returns the last rows, whatever is asked
-    def search(self, queries, k):
-      return np.tile(np.arange(800 - k, 800), (len(queries), 1)), np.zeros((len(queries), k))
+  def blind(self, queries, k):  # returns the last rows, whatever is asked
+    return np.tile(np.arange(800 - k, 800), (len(queries), 1)), np.zeros((len(queries), k))
 
-  monkeypatch.setattr(scann_index, "build", lambda v, queries: Blind(None, 800, {}))
+  monkeypatch.setattr(scann_index.ScannIndex, "search", blind)
   found = index_audit.audit(text, image, np.arange(300), more)
   assert found["text_to_image"]["recall@1"] == 0 and found["neighbours_found"]["1"] < 10
   assert found["drift"]["recall@1"] == -exact["recall@1"]
+
+
+def test_audit_says_what_was_built(monkeypatch):
+  monkeypatch.setattr(scann_index, "TREE_FROM", 500)
+  monkeypatch.setattr(files, "LARGEST", 1000)
+  image, text = _clusters(2600), _clusters(300, seed=3)
+  found = index_audit.audit(text, image, np.arange(300))
+  assert found["built"] == "ScaNN, 3 × a tree of 128 leaves and hashes"
+  assert found["neighbours_found"]["10"] > 90
+  few = index_audit.audit(text[:9], image[:9], np.arange(9))
+  assert few["built"] == "nothing, so few vectors are all compared with"
+  assert few["settings"] is None and few["neighbours_found"]["1"] == 100
 
 
 def _clusters(count, seed=0):

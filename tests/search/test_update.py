@@ -1,16 +1,21 @@
 """A folder becomes a collection, and stays one while files come, change and go."""
 
+import json
 import os
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import csv
 
 from tests.search.conftest import draw, make_workdir
 from xe_retrieval.calibration import artifact
 from xe_retrieval.search import image_sources
 from xe_retrieval.search import update as updates
 from xe_retrieval.search.collection import Collection
+from xe_retrieval.search.stores.table_columns import TableColumns
 
 
 @pytest.fixture
@@ -154,6 +159,182 @@ def test_goes_on_after_an_interruption(update, photos, tmp_path, monkeypatch):
   report = update([again])
   assert report.images == 30 and again.reads == 30 - 16  # two chunks were safe
   assert not (tmp_path / "index" / "partial").exists()
+
+
+def test_work_of_another_folder_is_kept(update, photos, tmp_path, monkeypatch):
+  monkeypatch.setattr(updates, "CHUNK", 8)
+  draw(tmp_path / "more", range(50, 53))
+  with pytest.raises(KeyboardInterrupt):
+    update([Interrupted(photos, after=19)])
+  assert update([tmp_path / "more"]).images == 3
+  again = Interrupted(photos, after=100)
+  report = update([again])
+  assert (report.images, report.embedded, again.reads) == (33, 30, 30 - 16)
+  assert not (tmp_path / "index" / "partial").exists()
+
+
+def test_a_picture_that_changes_between_interrupted_runs(update, photos, tmp_path, monkeypatch):
+  monkeypatch.setattr(updates, "CHUNK", 8)
+  with pytest.raises(KeyboardInterrupt):
+    update([Interrupted(photos, after=19)])
+  Image.new("RGB", (50, 40), "red").save(photos / "deeper" / "still" / "scene020.png")
+  (photos / "deeper" / "still" / "scene021.png").unlink()
+  again = Interrupted(photos, after=100)
+  assert update([again]).images == 29 and again.reads == 29 - 14
+  Image.new("RGB", (50, 40), "red").save(photos / "red.png")
+  update([photos])
+  same = vectors(Collection(tmp_path / "index"), ["red.png", "deeper/still/scene020.png"])
+  np.testing.assert_allclose(same[0], same[1], atol=1e-5)
+
+
+def test_names_with_newlines_and_tabs(update, photos, tmp_path):
+  whole = (photos / "scene000.png").read_bytes()
+  odd = "a\nb\tc\\n\udce9.png"
+  (photos / "new\nline").mkdir()
+  (photos / "new\nline" / odd).write_bytes(whole)
+  (photos / "bad\n\t\\t.png").write_bytes(b"no picture")
+  report = update([photos])
+  draw(tmp_path / "more", range(2))
+  again = update([tmp_path / "more"])
+  assert report.skipped == again.skipped and report.skipped[0][1] == "bad\n\t\\t.png"
+  found = Collection(tmp_path / "index")
+  id = everything(found)[f"new\nline/{odd}"]
+  assert found.picture(id) == whole
+  about = found.describe([id])[0]
+  assert about["folder"] == "photos/new\nline" and about["image"].endswith("a\nb\tc\\n\ufffd.png")
+  assert not update([photos]).changed
+
+
+def test_two_images_with_one_id(update, photos, tmp_path, monkeypatch):
+  ids = image_sources.ids
+  last = lambda names: [b"0.png" if n in (b"scene004.png", b"scene007.png") else n for n in names]  # noqa: E731
+  monkeypatch.setattr(image_sources, "ids", lambda key, names: ids(key, last(names)))
+  with pytest.raises(ValueError, match="'scene004.png' and 'scene007.png' have the same id"):
+    update([photos])
+  assert not (tmp_path / "index" / "collection.json").exists()
+  monkeypatch.setattr(image_sources, "ids", lambda key, names: ids("", names))
+  update([photos])
+  draw(tmp_path / "more", range(1))
+  with pytest.raises(
+    ValueError, match="'scene000.png' has the same id as 'scene000.png' of photos"
+  ):
+    update([tmp_path / "more"])
+  assert len(names(tmp_path)) == 30
+
+
+def test_a_source_keeps_its_label(update, photos, tmp_path):
+  draw(tmp_path / "other" / "photos", range(60, 62))
+  draw(tmp_path / "third" / "photos", range(70, 71))
+  update([photos])
+  update([tmp_path / "other" / "photos"])
+  labels = lambda: [*Collection(tmp_path / "index").sources]  # noqa: E731
+  assert labels() == ["photos", "photos (2)"]
+  update(remove=[image_sources.named(str(photos))])
+  assert labels() == ["photos (2)"]
+  found = Collection(tmp_path / "index")
+  assert found.manifest["summary"]["folders"] == [{"folder": "photos (2)", "images": 2}]
+  update([tmp_path / "third" / "photos"])
+  assert labels() == ["photos (2)", "photos"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_columns_of_a_table(update, photos, tmp_path, kind):
+  shown = [("scene000.png", 7, 0.5, "me"), ("deeper/still/scene020.png", None, 2, "é, x")]
+  rows = [dict(zip(("image", "views", "share", "by"), x, strict=True)) for x in shown]
+  path = tmp_path / f"table.{kind}"
+  _write_table(path, rows)
+  update([photos])
+  report = update([photos], columns=path)
+  assert (report.changed, report.embedded, report.images) == (True, 0, 30)
+  found = Collection(tmp_path / "index")
+  types = {"views": "whole", "share": "number", "by": "text"}
+  assert found.manifest["columns"] == types and types.items() <= found.store.columns.items()
+  ids = [
+    everything(found)[x] for x in ("deeper/still/scene020.png", "scene000.png", "scene001.png")
+  ]
+  values = found.store.fetch(np.array(ids), ["views", "share", "by"])
+  assert values == {"views": [None, 7, None], "share": [2, 0.5, None], "by": ["é, x", "me", None]}
+  assert not update([photos], columns=path).changed
+  rows[0]["views"] = 8
+  _write_table(path, rows)
+  assert update([photos], columns=path).changed
+  found = Collection(tmp_path / "index")
+  assert found.store.fetch(np.array(ids[1:2]), ["views"])["views"] == [8]
+  rows[0]["views"] = "many"
+  _write_table(path, rows)
+  with pytest.raises(ValueError, match="column 'views' is text, but whole in the index; --rebuild"):
+    update([photos], columns=path)
+  assert update([photos], columns=path, rebuild=True).embedded == 30
+
+
+def _write_table(path, rows):
+  table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
+  if path.suffix == ".parquet":
+    pq.write_table(table, path)
+  elif path.suffix == ".jsonl":
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  else:
+    options = csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+    if path.suffix == ".tsv":
+      options.quoting_style = "none"
+    csv.write_csv(table, path, options)
+
+
+@pytest.mark.parametrize(
+  ("text", "sentence"),
+  [
+    (
+      "picture,views\na,1\n",
+      "has no column 'image', the names of the images; it has picture, views",
+    ),
+    ("image\na\n", "has no column besides 'image'"),
+    ("image,x\na,1\na,2\n", "image 'a' is in more than one row"),
+    ("image,folder\na,1\n", "column 'folder' is taken; rename it"),
+    ("image,how many\na,1\n", "column 'how many' is no plain name"),
+    ("image,x\na\n", "cannot be read as a table: .*Expected 2 columns, got 1"),
+  ],
+)
+def test_tables_that_are_wrong(tmp_path, text, sentence):
+  path = tmp_path / "table.csv"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=sentence):
+    TableColumns(path)
+  with pytest.raises(ValueError, match="should be a table that ends in .tsv, .csv"):
+    TableColumns(tmp_path / "table.xls")
+  with pytest.raises(ValueError, match="nowhere.csv cannot be read as a table"):
+    TableColumns(tmp_path / "nowhere.csv")
+
+
+def test_float16_and_back(update, photos, tmp_path):
+  update([photos])
+  exact = vectors(Collection(tmp_path / "index"), names(tmp_path))
+  update([photos], precision="float16")
+  assert not update([photos]).changed  # it stays what it is
+  found = Collection(tmp_path / "index")
+  assert found.store.segments[0].vectors.dtype == np.float16
+  half = vectors(found, names(tmp_path))
+  assert 0 < abs(half - exact).max() < 1e-3
+  assert update([photos], precision="float32").changed
+
+
+def test_the_audit_asks_in_words(update, photos, data_dir, tmp_path):
+  """Training captions where the collection has none; nothing to audit where all is compared."""
+  update([photos])
+  exact = Collection(tmp_path / "index").manifest["audit"]
+  assert (exact["recall_at_10"], exact["queries"]) == (1.0, 0)
+  update([photos], kind="scann")
+  audit = Collection(tmp_path / "index").manifest["audit"]
+  assert audit["asked"] == "training captions" and audit["queries"] == 20
+  assert audit["recall_at_10"] > 0.9
+  update([image_sources.parse("shapes/64:train", data_dir)], kind="scann")
+  assert Collection(tmp_path / "index").manifest["audit"]["asked"] == "captions of the collection"
+
+
+def test_an_index_of_the_format_before(tmp_path, update, photos):
+  (tmp_path / "index").mkdir()
+  (tmp_path / "index" / "collection.json").write_text('{"format": 1, "generation": "g000001"}')
+  with pytest.raises(ValueError, match="has format 1, this version reads 2: index anew"):
+    update([photos])
 
 
 def test_another_model(update, photos, workdir, tmp_path):

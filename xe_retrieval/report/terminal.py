@@ -65,7 +65,7 @@ def _index_line(found):
   near = ", ".join(f"{share:.1f} % of {k}" for k, share in found["neighbours_found"].items())
   drift = ", ".join(f"{n.replace('recall', 'R')} {x:+.2f}" for n, x in found["drift"].items())
   return (
-    f"index: {found['kind']}, {found['vectors']:,} vectors, "
+    f"index: {found.get('built', found['kind'])}, {found['vectors']:,} vectors, "
     f"built in {found['build_seconds']:.1f} s, {found['queries_per_second']:,.0f} queries/s\n"
     f"  nearest found: {near}; drift it causes: {drift}"
   )

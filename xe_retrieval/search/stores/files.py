@@ -22,7 +22,7 @@ EXACT_BELOW = 250_000  # rows; a query takes about 5 ms per 100,000 of them exac
 LARGEST = 2_000_000  # rows of a segment: ScaNN is built for one at a time, in memory
 MOST_SMALL = 8  # segments below EXACT_BELOW
 _LEAST_SCANN = 16  # rows: below, its hashes cannot be trained
-_WORTH_SCANN = 10_000  # rows that are added to a collection with --kind=scann
+_WORTH_SCANN = 50_000  # rows that are added to a collection with --kind=scann
 
 
 class FileStore(Store):
@@ -35,16 +35,16 @@ class FileStore(Store):
     self._masks = functools.lru_cache(16)(self._masks_of)
     if not writing:
       self._masks(None)
-      for segment in self._segments:  # so that the first query does not wait for it
+      for segment in self.segments:  # so that the first query does not wait for it
         segment.index  # noqa: B018
 
   def _set(self, found):
-    self._segments = found
+    self.segments = found
     self._starts = np.cumsum([0, *map(len, found)])  # of their rows in the numbers used here
 
   @property
   def approximate(self):
-    return any(segment.about["ann"] for segment in self._segments)
+    return any(segment.about["ann"] for segment in self.segments)
 
   def __len__(self):
     return self.matching(None)
@@ -53,15 +53,15 @@ class FileStore(Store):
 
   def _masks_of(self, where):
     """[(bool [n] or None, how many match)] of each segment."""
-    masks = [segment.mask(where) for segment in self._segments]
+    masks = [segment.mask(where) for segment in self.segments]
     return [
       (mask, len(segment) if mask is None else int(np.count_nonzero(mask)))
-      for mask, segment in zip(masks, self._segments, strict=True)
+      for mask, segment in zip(masks, self.segments, strict=True)
     ]
 
   def _searched(self, where):
     """(first row, segment, mask, count) of the segments in which something matches."""
-    found = zip(self._starts[:-1], self._segments, self._masks(where), strict=True)
+    found = zip(self._starts[:-1], self.segments, self._masks(where), strict=True)
     return [(start, s, mask, count) for start, s, (mask, count) in found if count]
 
   def nearest(self, queries, k, where=None, exact=False):
@@ -147,14 +147,14 @@ class FileStore(Store):
     """uint64 [n] -> int64 [n]; −1 for what is not there."""
     ids = np.asarray(ids, np.uint64)
     rows = np.full(len(ids), -1)
-    for start, segment in zip(self._starts[:-1], self._segments, strict=True):
+    for start, segment in zip(self._starts[:-1], self.segments, strict=True):
       found = segment.find(ids)
       rows = np.where(found >= 0, found + start, rows)
     return rows
 
   def _split(self, rows):
     """(first row, segment, int64 [m]: which of the rows it has)."""
-    for start, segment in zip(self._starts[:-1], self._segments, strict=True):
+    for start, segment in zip(self._starts[:-1], self.segments, strict=True):
       at = np.flatnonzero((rows >= start) & (rows < start + len(segment)))
       if len(at):
         yield start, segment, at
@@ -170,7 +170,7 @@ class FileStore(Store):
 
   def known(self, source):
     ids, stamps = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)]
-    for segment in self._segments:
+    for segment in self.segments:
       sources = segment.table["source"].combine_chunks()
       values = sources.dictionary.to_pylist()
       if source not in values:
@@ -211,7 +211,7 @@ class FileStore(Store):
 
   def commit(self, queries=None):
     self._finish()
-    kept = [segment for segment in (*self._segments, *self._new) if segment.count]
+    kept = [segment for segment in (*self.segments, *self._new) if segment.count]
     self._new = []
     if again := self._to_merge(kept):
       for segment in again:
@@ -261,7 +261,7 @@ class FileStore(Store):
 
   def swept(self, before):
     names = {one["name"] for about in (before, self._about) for one in about.get("segments", ())}
-    names |= {segment.about["name"] for segment in self._segments}
+    names |= {segment.about["name"] for segment in self.segments}
     for path in self.path.glob("s[0-9]*"):
       if path.name not in names:
         shutil.rmtree(path, ignore_errors=True)

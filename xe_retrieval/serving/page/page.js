@@ -344,6 +344,7 @@ async function describe() {
   const few = known?.words ? `, or to a few words if ${known.words.relevant}` : "";
   $("measured").textContent = known
     ? `Probabilities as measured on ${known.measured_on}; an image is relevant if ${known.relevant}${few} · ` : "";
+  if (about.audit?.queries) $("measured").append(`The index finds ${percent(about.audit.recall_at_10)} of the ten nearest · `);
   [$("slider").min, $("slider").max] = known ? [1, 99] : [-100, 100];
   $("examples").replaceChildren(...about.examples.map(suggestion));
   filters.describe(about);
