@@ -241,8 +241,8 @@ def test_leftovers_of_a_killed_writer_go(model, source, tmp_path):
   folder = directory.folder(tmp_path / "out", 1, 1)
   folder.mkdir(parents=True)
   host = os.uname().nodename
-  ended = folder / f".000000-00000000.parquet.{host}-999999999.tmp"
-  alive = folder / f".000000-00000000.parquet.{host}-{os.getpid()}.tmp"
+  ended = folder / f".000000-00000000.parquet.{host}-999999999.7.tmp"
+  alive = folder / f".000000-00000000.parquet.{host}-{os.getpid()}.7.tmp"
   for path in (ended, alive):
     path.write_bytes(b"half")
   part.run(model, source, tmp_path / "out", 1, 1)

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import socket
+import threading
 
 import fsspec
 from etils import epath
@@ -69,7 +70,8 @@ def create(path, content: bytes) -> bool:
     except FileExistsError:
       return False
     return True
-  part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{PARTIAL}")
+  writer = f"{socket.gethostname()}-{os.getpid()}.{threading.get_ident()}"
+  part = path.with_name(f".{path.name}.{writer}{PARTIAL}")
   try:
     with open(part, "wb") as file:
       file.write(content)

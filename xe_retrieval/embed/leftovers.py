@@ -50,6 +50,7 @@ def _delete_unfinished(folder):
     if not path.name.endswith(paths.PARTIAL):
       continue
     _, own, process = path.name.removesuffix(paths.PARTIAL).rpartition(mine)
+    process = process.partition(".")[0]
     ended = own and process.isdigit() and not os.path.exists(f"/proc/{process}")
     if ended or time.time() - path.stat().mtime > _OLD:
       path.unlink(missing_ok=True)
