@@ -1,11 +1,12 @@
 """Kills commands over and over, at random moments, and checks that nothing is lost or twice.
 
-  python -m benchmarks.kills index [--kills=100] [--seed=0] [--pictures=240]
+  python -m benchmarks.kills index|embed [--kills=100] [--seed=0] [--pictures=240]
 
 `index` brings folders of drawn pictures into a collection, changes and removes some of them, and so
 on; each of these runs is killed (SIGKILL) until it finishes. After each kill, the collection has to
 open, and to hold all that was there before the run or all that is to be there after it. When a run
 has finished, each image is there exactly once, with the vector that a run without kills gives.
+`embed` writes parts of a folder, and brings them up to date; no file of it is ever half written.
 
 Lives are forks of one process that has imported the libraries, and no device; a kill comes after a
 random part of the time that the work takes, which begins when the model is loaded.
@@ -32,7 +33,8 @@ from PIL import Image
 import xe_retrieval
 from tests.search import conftest
 from xe_retrieval.calibration import run  # noqa: F401
-from xe_retrieval.data import cpu_tensorflow, shapes  # noqa: F401
+from xe_retrieval.data import cpu_tensorflow, paths, shapes  # noqa: F401
+from xe_retrieval.embed import directory, embedding_loop, part, vector_files
 from xe_retrieval.search import image_sources, update
 from xe_retrieval.search.collection import MANIFEST, Collection
 from xe_retrieval.search.stores import files
@@ -95,11 +97,7 @@ class Index:
     yield {"name": f"a folder ({self.kind})", "add": [one]}
     draw(other / "deep\ner", range(n, 2 * n))
     yield {"name": "another folder", "add": [other]}
-    for path in self.chance.sample(sorted(one.glob("*.png")), n // 3):
-      if self.chance.random() < 0.5:
-        path.unlink()
-      else:
-        Image.new("RGB", (40, 40), self.chance.choice(("red", "blue", "green"))).save(path)
+    change(one, n // 3, self.chance)
     draw(one / "late", range(2 * n, 2 * n + n // 2))
     yield {"name": "changes in both", "add": [one, other]}
     yield {"name": "all anew", "add": [], "rebuild": True}
@@ -141,7 +139,62 @@ class Index:
     return wrong
 
 
-COMMANDS = {"index": Index}
+class Embed:
+  """A round: two parts are embedded, then brought up to date after pictures have changed."""
+
+  def __init__(self, root, workdir, pictures, chance):
+    self.root, self.workdir, self.pictures, self.chance = root, workdir, pictures, chance
+    root.mkdir()
+
+  def steps(self):
+    photos, n = self.root / "photos", self.pictures
+    draw(photos, range(n))
+    draw(photos / "deep\ner", range(n, 2 * n))
+    (photos / "words.jpg").write_text("words")
+    yield from ({"name": f"part {number}/2", "part": number} for number in (1, 2))
+    change(photos, n // 3, self.chance)
+    draw(photos / "late", range(2 * n, 2 * n + n // 2))
+    yield from ({"name": f"part {number}/2, changed", "part": number} for number in (1, 2))
+
+  def work(self, step, out="vectors"):
+    part.CHUNK = embedding_loop.models.BATCH = 16
+    model = xe_retrieval.load(self.workdir)
+    model.embed_squares([np.zeros((16, 16, 16, 3), np.uint8)], 16)  # compiled
+    start = time.perf_counter()
+    begun()
+    source = image_sources.Folder(self.root / "photos")
+    part.run(model, source, self.root / out, step["part"], 2, update=True)
+    return time.perf_counter() - start
+
+  def reference(self, step) -> float:
+    seconds = forked(lambda: self.work(step, "reference"))
+    self.held = forked(lambda: rows(self.root / "reference", step["part"]))
+    return seconds
+
+  def check(self, step, killed) -> list[str]:
+    out, number = self.root / "vectors", step["part"]
+    folder = directory.folder(out, number, 2)
+    for path in folder.glob("*.parquet"):  # none is half written
+      vector_files.read(folder, path.name, vector_files.schema(8))
+    if killed and not directory.marker(out, number, 2).exists():
+      return []
+    held = dict(found := rows(out, number))
+    wrong = [] if len(held) == len(found) else ["pictures are there twice"]
+    if not same(held, dict(self.held)) and not killed:
+      wrong.append("pictures are missing, too many, or with other vectors")
+    left = {path.name for path in folder.iterdir()} if not killed else set()
+    return wrong + [f"{name} is left behind" for name in left if name.endswith(paths.PARTIAL)]
+
+
+def rows(out, number):
+  """[(name, vector)] of a part that is done."""
+  there = directory.read_done(out, plan := directory.read_plan(out), number)
+  tables = [table for _, table in directory.read_files(out, plan, there)]
+  names = [os.fsdecode(name) for table in tables for name in table["name"].to_pylist()]
+  return list(zip(names, [v for t in tables for v in t["vector"].to_pylist()], strict=True))
+
+
+COMMANDS = {"index": Index, "embed": Embed}
 
 
 def contents(path):
@@ -173,6 +226,14 @@ def draw(folder, numbers):
   for i in numbers:
     picture = Image.fromarray(shapes.render(shapes.scene(0, "test", i)))
     picture.resize((32, 32)).save(folder / f"{i:05d}.png")
+
+
+def change(folder, count, chance):
+  for path in chance.sample(sorted(folder.glob("*.png")), count):
+    if chance.random() < 0.5:
+      path.unlink()
+    else:
+      Image.new("RGB", (40, 40), chance.choice(("red", "blue", "green"))).save(path)
 
 
 # ---- forks ----

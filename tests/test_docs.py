@@ -93,6 +93,7 @@ def test_flags_in_prose(page):
   known |= (
     flags_of("xe_retrieval.search")
     | flags_of("xe_retrieval.zero_shot")
+    | flags_of("xe_retrieval.embed")
     | {"help"}
     | flags_of_beam()
   )

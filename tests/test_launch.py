@@ -209,12 +209,117 @@ def test_the_job_set():
   parsed(container["command"][1:], devices)
 
 
+def embed_arguments(argv):
+  """Parses a command line of embed as the program would."""
+  assert argv[:2] == ["-m", "xe_retrieval.embed"]
+  check = (
+    "import json, sys; from absl import flags; from xe_retrieval import config; "
+    "from xe_retrieval.embed import __main__ as m, directory; m._define_flags(); "
+    "config.parse_flags(['embed', *sys.argv[1:]], remote=('out',)); m._check(flags.FLAGS, ()); "
+    "print(json.dumps(directory.parse_part(flags.FLAGS.part)))"
+  )
+  command = [sys.executable, "-c", check, *argv[2:]]
+  out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert out.returncode == 0, out.stderr
+  return json.loads(out.stdout)
+
+
+@pytest.mark.parametrize("code", [0, 1, 143])
+def test_slurm_embeds_a_part_per_task(code, stage):
+  here = pathlib.Path(stage["STAGE"])
+  tasks = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}
+  script = ROOT / "launch" / "embed_slurm.sh"
+  out = subprocess.run(["bash", script], env=stage | tasks | {"CODE": str(code)}, cwd=ROOT)
+  assert out.returncode == code
+  assert embed_arguments((here / "argv").read_text().splitlines()) == [[3], 64]
+  assert "#SBATCH --array=1-64\n" in script.read_text() and "PARTS:-64" in script.read_text()
+  asked = here / "asked"
+  assert asked.exists() == (code == 143)
+  assert code != 143 or asked.read_text() == "requeue 17_3\n"
+
+
+def test_kubernetes_embeds_a_part_per_index(stage):
+  job = yaml.safe_load((ROOT / "launch" / "embed_kubernetes.yaml").read_text())
+  assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+  _check(job, {"apiVersion": str, "kind": str, "metadata": {"name": str}, "spec": JOB}, "Job")
+  spec = job["spec"]
+  (container,) = spec["template"]["spec"]["containers"]
+  env = {e["name"]: e["value"] for e in container["env"]}
+  assert spec["completionMode"] == "Indexed" and int(env["PARTS"]) == spec["completions"]
+  assert "$(PARTS)" not in str(container["command"])  # Kubernetes would replace it before bash
+  volumes = {v["name"] for v in spec["template"]["spec"]["volumes"]}
+  assert {m["name"] for m in container["volumeMounts"]} == volumes
+  stopped = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+  assert [r["onExitCodes"]["values"] for r in stopped] == [[143]]
+  assert {r["action"] for r in spec["podFailurePolicy"]["rules"]} == {"Ignore"}
+  assert stopped[0]["onExitCodes"]["containerName"] == container["name"]
+  for index in (0, spec["completions"] - 1):
+    given = stage | env | {"JOB_COMPLETION_INDEX": str(index)}
+    subprocess.run(container["command"], env=given, cwd=ROOT, check=True)
+    argv = (pathlib.Path(stage["STAGE"]) / "argv").read_text().splitlines()
+    assert embed_arguments(argv) == [[index + 1], spec["completions"]]
+
+
+LOCAL = """
+part=${!#}; part=${part#--part=}; cores=$(taskset -cp $$ | sed "s/.*: //")
+printf "%s %s\\n" "$part" "$cores" >> "$STAGE/parts"
+trap "echo $part >> $STAGE/stopped; exit 143" TERM
+[ "$part" != "${FAILS:-}" ] || exit 3
+while [ -n "${WAIT:-}" ]; do sleep 0.1; done
+"""
+
+
+def test_embed_on_one_machine_divides_parts_and_cores(stage):
+  here = pathlib.Path(stage["STAGE"])
+  (here / "python").write_text(f"#!/usr/bin/env bash\n{LOCAL}")
+  command = [
+    "bash",
+    ROOT / "launch" / "embed_local.sh",
+    "2",
+    "--workdir=w",
+    "--images=i",
+    "--out=o",
+  ]
+  subprocess.run(command, env=stage | {"PARTS": "5"}, cwd=ROOT, check=True)
+  found = dict(line.split() for line in (here / "parts").read_text().splitlines())
+  assert found.keys() == {f"{i}/5" for i in range(1, 6)}
+  assert found["1/5"] == found["3/5"] == found["5/5"] and found["2/5"] == found["4/5"]
+  assert found["1/5"] != found["2/5"] or len(os.sched_getaffinity(0)) == 1
+  out = subprocess.run(command, env=stage | {"FAILS": "2/2"}, cwd=ROOT)
+  assert out.returncode == 3
+  assert subprocess.run(command[:2], cwd=ROOT, capture_output=True).returncode == 2
+
+
+def test_embed_on_one_machine_passes_sigterm_on(stage):
+  here = pathlib.Path(stage["STAGE"])
+  (here / "python").write_text(f"#!/usr/bin/env bash\n{LOCAL}")
+  command = [
+    "bash",
+    ROOT / "launch" / "embed_local.sh",
+    "2",
+    "--workdir=w",
+    "--images=i",
+    "--out=o",
+  ]
+  running = subprocess.Popen(command, env=stage | {"WAIT": "1", "PARTS": "6"}, cwd=ROOT)
+  for _ in range(600):
+    if (here / "parts").exists() and len((here / "parts").read_text().splitlines()) == 2:
+      break
+    time.sleep(0.1)
+  time.sleep(0.5)
+  running.terminate()
+  assert running.wait(timeout=60) == 143
+  assert sorted((here / "stopped").read_text().split()) == ["1/6", "2/6"]
+
+
 # The fields of the JobSet and pod schemas that we use: any other is a misspelling.
 CONTAINER = {
   "name": str, "image": str, "workingDir": str, "command": [str],
   "env": [{"name": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath": str}}}],
   "ports": [{"containerPort": int}],
-  "resources": {"limits": {"google.com/tpu": int}},
+  "resources": {
+    "limits": {"google.com/tpu": int, "memory": str}, "requests": {"cpu": str, "memory": str},
+  },
   "volumeMounts": [{"name": str, "mountPath": str}],
 }  # fmt: skip
 POD = {
@@ -226,6 +331,7 @@ ON_CODES = {"containerName": str, "operator": str, "values": [int]}
 ON_CONDITIONS = [{"type": str, "status": str}]
 JOB = {
   "parallelism": int, "completions": int, "completionMode": str, "backoffLimit": int,
+  "backoffLimitPerIndex": int, "maxFailedIndexes": int,
   "podFailurePolicy": {
     "rules": [{"action": str, "onExitCodes": ON_CODES, "onPodConditions": ON_CONDITIONS}]
   },

@@ -15,8 +15,9 @@ TOWERS = DATA | {"towers"}
 LOSSES = TOWERS | {"losses"}
 TRAINING = LOSSES | {"training"}
 MODEL = TOWERS | {"model", "training.checkpoint_reader"}
+EMBED = MODEL | {"embed", "search.image_sources"}
 EVALUATION = TRAINING | MODEL | {"evaluation"}
-CALIBRATION = EVALUATION | {"calibration"}
+CALIBRATION = EVALUATION | EMBED | {"calibration"}
 ROOMS = {
   "config": CONFIG,
   "preparation": CONFIG | PREPARE,
@@ -25,6 +26,7 @@ ROOMS = {
   "losses": LOSSES,
   "training": TRAINING,
   "model": MODEL,
+  "embed": EMBED,
   "evaluation": EVALUATION,
   "calibration": CALIBRATION,
   "report": CALIBRATION | {"report"},

@@ -180,7 +180,7 @@ def _define_flags():
   flags.DEFINE_string("dataset", "", "Another data set than the model was trained on.")
   flags.DEFINE_string("split", "test", "The split to evaluate on.")
   flags.DEFINE_multi_string(
-    "distractors", [], "DATASET:SPLIT or folder whose images are searched too; may be repeated."
+    "distractors", [], "DATASET:SPLIT, folder or what embed wrote: searched too; repeatable."
   )
   flags.DEFINE_enum(
     "index", "exact", ["exact", "scann"], "scann also builds an index of all images and audits it."

@@ -5,7 +5,8 @@ them searchable. The same command again embeds only what is new or changed and d
 another --images is added to those before; --remove takes one out. Interrupted, it goes on where it
 was. A running `serve` takes over the new state by itself. Files that are no pictures are skipped
 and listed. Several processes share the work (launch/local_processes.sh, --distributed), with --out
-on a disk that all see.
+on a disk that all see. What python -m xe_retrieval.embed has written is taken as --images, too: the
+vectors are there already.
 
   python -m xe_retrieval.search --index=I "two dogs on a beach"
   python -m xe_retrieval.serve --index=I
@@ -30,7 +31,8 @@ def index(
 
   import xe_retrieval
   from xe_retrieval.data import paths
-  from xe_retrieval.search import image_sources, update
+  from xe_retrieval.embed import embedded_source
+  from xe_retrieval.search import update
   from xe_retrieval.towers import weight_files
   from xe_retrieval.training import processes
 
@@ -41,8 +43,8 @@ def index(
       weight_files.locate(workdir)
   model = xe_retrieval.load(workdir)
   directory = data_dir or model.config.data.dir
-  add = [image_sources.parse(text, directory) for text in images]
-  gone = [image_sources.named(text, directory) for text in remove]
+  add = [embedded_source.parse(text, directory, model.fingerprint) for text in images]
+  gone = [embedded_source.named(text, directory) for text in remove]
   return update.update_index(out, model, workdir, add, gone, kind, rebuild, **options)
 
 
@@ -74,7 +76,7 @@ def main(argv):
 
 def _define_flags():
   flags.DEFINE_string("workdir", None, "A training run, or an exported model.", required=True)
-  flags.DEFINE_multi_string("images", [], "Folder, or DATASET:SPLIT; may be repeated.")
+  flags.DEFINE_multi_string("images", [], "Folder, DATASET:SPLIT or what embed wrote; repeatable.")
   flags.DEFINE_string("out", None, "The index: a directory, new or made by this.", required=True)
   flags.DEFINE_multi_string("remove", [], "Folder or DATASET:SPLIT to take out of the index.")
   flags.DEFINE_string("data_dir", "", "Where data sets lie; by default where the model's lay.")

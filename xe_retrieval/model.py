@@ -131,6 +131,10 @@ class Encoder:
     """Batches of uint8 [≤ batch, size, size, 3], `count` images in all -> float32 [count, D]."""
     return self._all(self._image, batches, count, "images" if progress else None)
 
+  def stream_squares(self, batches):
+    """Yields float32 [n, D] for each batch of uint8 [n ≤ batch, size, size, 3]; unit norm."""
+    return self._stream(self._image, batches)
+
   def embed_source(self, source: pipeline.Source) -> np.ndarray:
     """Every image of a split, in order -> float32 [M, D]."""
     return np.concatenate(list(self.stream_images(source, self.spans(len(source)))))
@@ -243,6 +247,10 @@ class Model:
     """Batches of at most BATCH `decoding.square`s, `count` at most in all -> float32 [n, D]."""
     batch = min(BATCH, 1 << max(count - 1, 0).bit_length())
     return self._encoders(batch).embed_squares(batches, count)
+
+  def stream_squares(self, batches, batch=BATCH):
+    """Batches of at most `batch` squares -> yields float32 [n, D] of each; see Encoder._stream."""
+    return self._encoders(batch).stream_squares(batches)
 
   def _squares(self, images, part):
     """Batches of uint8 [≤ BATCH, size, size, 3], decoded by a thread per core."""

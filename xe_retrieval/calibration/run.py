@@ -9,6 +9,7 @@ import sys
 from xe_retrieval import model as models
 from xe_retrieval.calibration import artifact, keywords, promises
 from xe_retrieval.data import image_folder, paths, pipeline
+from xe_retrieval.embed import directory, embedded_source
 from xe_retrieval.evaluation import embedded
 from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.towers import bank as banks
@@ -185,6 +186,9 @@ class Run:
     return pipeline.Source(name, self.config.data.dir, split)
 
   def _images(self, text):
+    if directory.is_one(text):
+      there = embedded_source.open_directory(text, self.fingerprint)
+      return embedded.Images(there.vectors())
     source = image_folder.open_images(text, self.config.data.dir)
     tables = features.of(self.encoder, source, ("image",))
     return embedded.images(self.encoder, source, tables, self._place(source))

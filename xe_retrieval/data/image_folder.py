@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,28 +29,36 @@ class Entry(NamedTuple):
   stamp: tuple[int, int]
 
 
-def walk(folder: pathlib.Path) -> Iterator[Entry]:
+def walk(folder: pathlib.Path, wanted=None) -> Iterator[Entry]:
   """Every picture under a folder by its path from there, sorted; hidden ones are left out.
 
   Names of one directory at a time are in memory, and these as bytes in an Arrow array: a directory
-  may hold millions.
+  may hold millions. Only pictures whose name is `wanted` are asked for their size. A folder that
+  cannot be listed is an entry, too, its name ending in /: reading it says so.
   """
+  for path, listed in _names(folder):
+    name = os.fsdecode(path)
+    if wanted is None or wanted(name):
+      yield Entry(name, _stamp(os.path.join(os.fsencode(folder), path)) if listed else (-1, -1))
+
+
+def count(folder: pathlib.Path, wanted=None) -> int:
+  """How many entries `walk` would find, without asking for their sizes."""
+  return sum(wanted is None or wanted(os.fsdecode(path)) for path, _ in _names(folder))
+
+
+def _names(folder):
   if not folder.is_dir():
     raise ValueError(f"{folder} is no folder")
-  yield from _walk(os.fsencode(folder), b"")
+  return _walk(os.fsencode(folder), b"")
 
 
-def count(folder: pathlib.Path) -> int:
-  """How many pictures `walk` would find, without asking for their sizes."""
-  return sum(
-    _is_picture(os.fsencode(file)) for _, _, files in _visible(os.walk(folder)) for file in files
-  )
-
-
-def _visible(walked):
-  for step in walked:
-    step[1][:] = [name for name in step[1] if not name.startswith(".")]
-    yield step
+def _stamp(path):
+  try:
+    about = os.stat(path)
+  except OSError:  # a dangling link: reading it will say so
+    return -1, -1
+  return about.st_size, about.st_mtime_ns
 
 
 def _is_picture(name: bytes) -> bool:
@@ -57,34 +66,31 @@ def _is_picture(name: bytes) -> bool:
 
 
 def _walk(top, inside):
-  names = pa.chunked_array(list(_listed(os.path.join(top, inside))), pa.binary())
+  """Yields (path, True) of pictures, (path, False) of folders that cannot be listed."""
+  try:
+    names = pa.chunked_array(list(_listed(os.path.join(top, inside))), pa.binary())
+  except OSError as e:
+    if not inside:
+      raise ValueError(f"{os.fsdecode(top)} cannot be listed ({e.strerror})") from e
+    yield inside, False
+    return
   order = pc.sort_indices(names)
   for start in range(0, len(names), _LISTED):
     for name in names.take(order[start : start + _LISTED]).to_pylist():
       path = os.path.join(inside, name)
       if name.endswith(b"/"):
         yield from _walk(top, path)
-        continue
-      try:
-        about = os.stat(os.path.join(top, path))
-      except OSError:  # a dangling link: reading it will say so
-        stamp = (-1, -1)
       else:
-        stamp = (about.st_size, about.st_mtime_ns)
-      yield Entry(os.fsdecode(path), stamp)
+        yield path, True
 
 
 def _listed(directory):
   """Yields Arrow arrays of the pictures in a directory, and of the folders in it with a slash:
   so they are in the order of whole paths."""
-  try:
-    entries = os.scandir(directory)
-  except OSError:  # may not be read, or has just gone
-    return
   names = []
-  with entries:
+  with os.scandir(directory) as entries:
     for entry in entries:
-      if entry.is_dir():
+      if _is_folder(entry):
         if not entry.name.startswith(b".") and not entry.is_symlink():
           names.append(entry.name + b"/")
       elif _is_picture(entry.name):
@@ -95,8 +101,22 @@ def _listed(directory):
   yield pa.array(names, pa.binary())
 
 
+def _is_folder(entry):
+  try:
+    return entry.is_dir()
+  except OSError:  # links that go round in a circle
+    return False
+
+
+def _is_picture(name: bytes) -> bool:
+  return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
+
+
 def read(path: pathlib.Path) -> bytes:
   """The bytes of a picture; OSError or ValueError if it cannot be read or is too large."""
+  mode = os.stat(path).st_mode
+  if not stat.S_ISREG(mode):  # reading a pipe would wait forever
+    raise ValueError("a folder that cannot be listed" if stat.S_ISDIR(mode) else "no regular file")
   with open(path, "rb") as file:
     data = file.read(image_files.MAX_BYTES + 1)
   if len(data) > image_files.MAX_BYTES:

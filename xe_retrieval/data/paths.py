@@ -1,8 +1,12 @@
 """Paths that a user gives: on a local disk, or in a bucket (gs://…) where that is possible."""
 
+import contextlib
+import errno
 import importlib.util
 import os
 import re
+import socket
+import threading
 
 import fsspec
 from etils import epath
@@ -52,6 +56,54 @@ def write(path, content: str | bytes) -> None:
   part = path.with_name(f"{path.name}.part")
   part.write_bytes(content)
   part.replace(path)
+
+
+def create(path, content: bytes) -> bool:
+  """Writes a file whole and durably, unless there is one of that name: then False.
+
+  Of several processes that try at the same time, on any machine, one succeeds.
+  """
+  path = epath.Path(path)
+  if is_remote(path):
+    try:
+      fsspec.filesystem(SCHEME).pipe_file(str(path), content, mode="create")
+    except FileExistsError:
+      return False
+    return True
+  writer = f"{socket.gethostname()}-{os.getpid()}.{threading.get_ident()}"
+  part = path.with_name(f".{path.name}.{writer}{PARTIAL}")
+  try:
+    with open(part, "wb") as file:
+      file.write(content)
+      file.flush()
+      os.fsync(file.fileno())
+    try:
+      os.link(part, path)
+    except FileExistsError:
+      return False
+    except OSError as e:
+      if e.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+        raise
+      if path.exists():  # a file system without hard links
+        return False
+      os.replace(part, path)
+  finally:
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(part)
+  sync_directory(path.parent)
+  return True
+
+
+PARTIAL = ".tmp"  # how names of files end that `create` has not finished
+
+
+def sync_directory(path) -> None:
+  """Returns when the names in a local directory are on the disk."""
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  finally:
+    os.close(handle)
 
 
 def move(source, target) -> None:

@@ -5,7 +5,6 @@ floats, as bank.Scoring.image gives them), `stamp_size` and `stamp_time` int64.
 """
 
 import collections
-import concurrent.futures
 import itertools
 import os
 import pathlib
@@ -17,9 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from xe_retrieval import model as models
-from xe_retrieval.data import decoding
-from xe_retrieval.preparation import cores
+from xe_retrieval.embed import embedding_loop
 from xe_retrieval.search import filters, image_sources
 from xe_retrieval.search.stores import segments
 
@@ -126,36 +123,13 @@ def lookup(ordered, ids):
 
 def embed(model, source, entries) -> tuple[Chunk | None, list[tuple[str, str]]]:
   """Entries [n] -> those that are pictures, None if none is; (name, reason) of the others."""
-  view, good, failed = decoding.View.of(model.config.image), [], []
-
-  def read_square(entry):
-    try:
-      return decoding.square(source.read(entry.name), view=view)
-    except (OSError, ValueError) as e:
-      return str(e)
-
-  def squares():
-    with concurrent.futures.ThreadPoolExecutor(cores.available()) as pool:
-      for i in range(0, len(entries), models.BATCH):
-        part = entries[i : i + models.BATCH]
-        found = list(zip(part, pool.map(read_square, part), strict=True))
-        failed.extend((e.name, _reason(s)) for e, s in found if isinstance(s, str))
-        fine = [(e, s) for e, s in found if not isinstance(s, str)]
-        good.extend(e for e, _ in fine)
-        if fine:
-          yield np.stack([s for _, s in fine])
-
-  vectors = model.embed_squares(squares(), len(entries))
+  found = list(embedding_loop.chunks(embedding_loop.embed(model, source, entries), len(entries)))
+  good, vectors, failed = found[0]
+  failed = [(entry.name, reason) for entry, reason in failed]
   if not good:
     return None, failed
   names, stamps = [os.fsencode(e.name) for e in good], np.array([e.stamp for e in good], np.int64)
-  ids = image_sources.ids(source.key, names)
-  return Chunk(ids, names, model.scoring.image(vectors), stamps), failed
-
-
-def _reason(error):
-  """Strips the location prefix from an error message."""
-  return error.removeprefix("images[0] is ")
+  return Chunk(image_sources.ids(source.key, names), names, vectors, stamps), failed
 
 
 class Walk:

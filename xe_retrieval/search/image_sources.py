@@ -27,11 +27,17 @@ class Folder:
     """The source's name for people."""
     return readable(self.path.name) or "images"
 
-  def entries(self) -> Iterator[Entry]:
-    return image_folder.walk(self.path)
+  def entries(self, wanted=None) -> Iterator[Entry]:
+    """Sorted; those whose name is `wanted`."""
+    return image_folder.walk(self.path, wanted)
 
-  def count(self) -> int:
-    return image_folder.count(self.path)
+  def count(self, wanted=None) -> int:
+    return image_folder.count(self.path, wanted)
+
+  def check(self) -> None:
+    """ValueError if the folder itself is gone, as where a disk was unmounted."""
+    if not self.path.is_dir():
+      raise ValueError(f"{self.path} is no folder any more")
 
   def read(self, name: str) -> bytes:
     return image_folder.read(self.path / name)
@@ -63,17 +69,24 @@ class Dataset:
   def label(self) -> str:
     return f"{self.name}:{self.split}"
 
-  def entries(self) -> Iterator[Entry]:
+  def entries(self, wanted=None) -> Iterator[Entry]:
     """By the first record of each image."""
     captions = self._source.column("captions")
     images = np.asarray(self._source.column("image_id"))
-    for number in np.sort(np.unique(images, return_index=True)[1]).tolist():
-      # A data set made anew may count its images as before: other captions tell it.
-      stamp = (int(images[number]), zlib.crc32(b"\0".join(captions[number])))
-      yield Entry(f"{number:08d}", stamp)
+    for number, name in self._names():
+      if wanted is None or wanted(name):
+        # A data set made anew may count its images as before: other captions tell it.
+        yield Entry(name, (int(images[number]), zlib.crc32(b"\0".join(captions[number]))))
 
-  def count(self) -> int:
-    return len(np.unique(self._source.column("image_id")))
+  def count(self, wanted=None) -> int:
+    return sum(wanted is None or wanted(name) for _, name in self._names())
+
+  def _names(self):
+    firsts = np.unique(self._source.column("image_id"), return_index=True)[1]
+    return ((number, f"{number:08d}") for number in np.sort(firsts).tolist())
+
+  def check(self) -> None:
+    """Reading from a data set that is gone is an error, see `read`."""
 
   def captions(self) -> Iterator[str]:
     """All of them in order; one may come more than once."""

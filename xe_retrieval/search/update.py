@@ -173,7 +173,10 @@ class _Update:
     """Embeds what is new or changed; with `share`, what of it is this process's."""
     directory = partial(self.path, source.key, self.model.fingerprint()[:16])
     known = self._known(record, self.rebuild)
-    walked = chunks.Walk(source, known, chunks.Chunks(directory.glob("*.parquet")))
+    embedded = hasattr(source, "chunks")  # elsewhere, see embed.embedded_source
+    found = source.chunks() if embedded else chunks.Chunks(directory.glob("*.parquet"))
+    walked = chunks.Walk(source, known, found)
+    walked.failed += source.skipped() if embedded else []
     with tqdm.tqdm(unit=" images", delay=2, file=sys.stderr) as bar:
       todo = []
       batches = chunks.batches(source.entries(), models.BATCH)
