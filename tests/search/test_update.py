@@ -307,6 +307,7 @@ def test_tables_that_are_wrong(tmp_path, text, sentence):
     TableColumns(tmp_path / "nowhere.csv")
 
 
+@pytest.mark.parametrize("store", ["files"], indirect=True)
 def test_float16_and_back(update, photos, tmp_path):
   update([photos])
   exact = vectors(Collection(tmp_path / "index"), names(tmp_path))
@@ -319,6 +320,7 @@ def test_float16_and_back(update, photos, tmp_path):
   assert update([photos], precision="float32").changed
 
 
+@pytest.mark.parametrize("store", ["files"], indirect=True)
 def test_the_audit_asks_in_words(update, photos, data_dir, tmp_path):
   """Training captions where the collection has none; nothing to audit where all is compared."""
   update([photos])

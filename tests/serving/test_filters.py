@@ -60,7 +60,7 @@ def test_filters(index, model):
     assert status == 422 and sentence.startswith(
       "filter: character 1: 'star' is no column; columns"
     )
-    assert found("(" * 4_001)[0] == 422
+    assert "lie in each other" in found("(" * 60)[1]
     columns = client("api/about")[2]["columns"]
     assert {"column": "stars", "type": "whole"} in columns
     assert {"column": "tag", "type": "text"} in columns
