@@ -6,7 +6,7 @@
 on; each of these runs is killed (SIGKILL) until it finishes. After each kill, the collection has to
 open, and to hold all that was there before the run or all that is to be there after it. When a run
 has finished, each image is there exactly once, with the vector that a run without kills gives.
-`embed` writes parts of a folder, and brings them up to date; no file of it is ever half written.
+`embed` writes parts and brings them up to date; no file is ever half written.
 
 Lives are forks of one process that has imported the libraries, and no device; a kill comes after a
 random part of the time that the work takes, which begins when the model is loaded.
@@ -142,19 +142,17 @@ class Index:
 class Embed:
   """A round: two parts are embedded, then brought up to date after pictures have changed."""
 
-  def __init__(self, root, workdir, pictures, chance):
-    self.root, self.workdir, self.pictures, self.chance = root, workdir, pictures, chance
-    root.mkdir()
+  def __init__(self, *given):
+    self.root, self.workdir, self.pictures, self.chance = given
+    self.root.mkdir()
 
   def steps(self):
     photos, n = self.root / "photos", self.pictures
     draw(photos, range(n))
     draw(photos / "deep\ner", range(n, 2 * n))
-    (photos / "words.jpg").write_text("words")
-    yield from ({"name": f"part {number}/2", "part": number} for number in (1, 2))
-    change(photos, n // 3, self.chance)
-    draw(photos / "late", range(2 * n, 2 * n + n // 2))
-    yield from ({"name": f"part {number}/2, changed", "part": number} for number in (1, 2))
+    for what in ("", ", changed"):
+      yield from ({"name": f"part {number}/2{what}", "part": number} for number in (1, 2))
+      change(photos, n // 3, self.chance)
 
   def work(self, step, out="vectors"):
     part.CHUNK = embedding_loop.models.BATCH = 16
@@ -173,25 +171,23 @@ class Embed:
 
   def check(self, step, killed) -> list[str]:
     out, number = self.root / "vectors", step["part"]
-    folder = directory.folder(out, number, 2)
-    for path in folder.glob("*.parquet"):  # none is half written
-      vector_files.read(folder, path.name, vector_files.schema(8))
+    folder, kind = directory.folder(out, number, 2), vector_files.schema(8)
+    _ = [vector_files.read(folder, p.name, kind) for p in folder.glob("*.parquet")]  # all whole
     if killed and not directory.marker(out, number, 2).exists():
       return []
     held = dict(found := rows(out, number))
-    wrong = [] if len(held) == len(found) else ["pictures are there twice"]
-    if not same(held, dict(self.held)) and not killed:
+    wrong = ["pictures are there twice"] * (len(held) != len(found))
+    if not killed and not same(held, dict(self.held)):
       wrong.append("pictures are missing, too many, or with other vectors")
-    left = {path.name for path in folder.iterdir()} if not killed else set()
-    return wrong + [f"{name} is left behind" for name in left if name.endswith(paths.PARTIAL)]
+    left = [] if killed else folder.glob(f".*{paths.PARTIAL}")
+    return wrong + [f"{path.name} is left behind" for path in left]
 
 
 def rows(out, number):
   """[(name, vector)] of a part that is done."""
-  there = directory.read_done(out, plan := directory.read_plan(out), number)
-  tables = [table for _, table in directory.read_files(out, plan, there)]
-  names = [os.fsdecode(name) for table in tables for name in table["name"].to_pylist()]
-  return list(zip(names, [v for t in tables for v in t["vector"].to_pylist()], strict=True))
+  done = directory.read_done(out, plan := directory.read_plan(out), number)
+  lists = (t.to_pydict() for _, t in directory.read_files(out, plan, done))
+  return [(os.fsdecode(n), v) for t in lists for n, v in zip(t["name"], t["vector"], strict=True)]
 
 
 COMMANDS = {"index": Index, "embed": Embed}
