@@ -397,3 +397,37 @@ def test_what_is_no_source(tmp_path):
     image_sources.parse(str(tmp_path / "nowhere"))
   with pytest.raises(ValueError, match="holds no index; python -m xe_retrieval.index"):
     Collection(tmp_path)
+
+
+@pytest.mark.parametrize("store", ["files"], indirect=True)
+def test_folders_that_are_not_ours_stay(update, tmp_path):
+  """An index of before may lie among pictures: there was no check of where --out is."""
+  draw(tmp_path / "photos", range(3))
+  update([tmp_path / "photos"])
+  others = [f"index/{name}" for name in ("s1-holiday", "s01", "s000077", "g1-x", "g000099")]
+  for other in others:
+    draw(tmp_path / other, range(1))
+  draw(tmp_path / "photos", range(3, 5))
+  assert update([tmp_path / "photos"]).images == 5
+  assert all((tmp_path / other / "scene000.png").exists() for other in others)
+  draw(tmp_path / "photos", range(5, 6))
+  update([tmp_path / "photos"])
+  draw(tmp_path / "photos", range(6, 7))
+  update([tmp_path / "photos"])  # what is ours goes: two generations are left
+  made = [path.parent.name for path in (tmp_path / "index").glob("g*/captions.npy")]
+  assert len(made) == 2
+
+
+@pytest.mark.parametrize("store", ["files"], indirect=True)
+def test_a_new_index_lies_apart_from_the_pictures(model, workdir, tmp_path, store):
+  draw(tmp_path / "pictures" / "photos", range(2))
+  folder = image_sources.Folder(tmp_path / "pictures" / "photos")
+  for out, how in (("pictures", "around"), ("pictures/photos", "in"), ("pictures/photos/i", "in")):
+    with pytest.raises(ValueError, match=f"{out} lies {how} the folder of pictures .*photos; give"):
+      updates.update_index(tmp_path / out, model, workdir, [folder])
+  assert sorted(p.name for p in (tmp_path / "pictures").rglob("*")) == [
+    *("photos", "scene000.png", "scene001.png")
+  ]
+  updates.update_index(tmp_path / "pictures" / "index", model, workdir, [folder])
+  deeper = image_sources.Folder(tmp_path / "pictures")  # the index is there already
+  updates.update_index(tmp_path / "pictures" / "index", model, workdir, [deeper])

@@ -27,7 +27,8 @@ def publish(path, model, workdir, store, old, sources, records, columns, skipped
   `sources` and `records` are {key: image source} and {key: what the manifest says of it}.
   """
   before = old.manifest if old else {"store": {}}
-  number = 1 + max((int(p.name[1:]) for p in path.glob("g[0-9]*")), default=0)
+  taken = (p.name[1:] for p in path.glob("g[0-9]*"))
+  number = 1 + max((int(x) for x in taken if x.isdecimal()), default=0)
   out = path / f"g{number:06d}"
   out.mkdir()
   fingerprint, calibration = model.fingerprint(), artifact.read(workdir, model.fingerprint())
@@ -60,7 +61,8 @@ def publish(path, model, workdir, store, old, sources, records, columns, skipped
   }
   write_manifest(path, manifest)
   store.swept(before["store"])
-  for generation in path.glob("g[0-9]*"):  # the previous one stays for those who are opening it
+  # The previous one stays for those who are opening it.
+  for generation in segments.numbered(path, "g", _CAPTION_FILES):
     if generation.name not in (out.name, before.get("generation")):
       shutil.rmtree(generation, ignore_errors=True)
   return manifest

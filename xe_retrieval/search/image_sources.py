@@ -123,6 +123,20 @@ def from_key(key: str):
   return Folder(rest) if kind == "folder" else Dataset(*rest.split(":", 2))
 
 
+def check_apart(path, sources) -> None:
+  """ValueError if a new index at `path` would lie in a folder of pictures, or around one."""
+  path = pathlib.Path(path).expanduser().resolve()
+  for source in map(from_key, (source.key for source in sources)):
+    if isinstance(source, Folder) and (
+      path == source.path or path in source.path.parents or source.path in path.parents
+    ):
+      how = "around" if path in source.path.parents else "in"
+      raise ValueError(
+        f"--out={path} lies {how} the folder of pictures {source.path}; give the index a directory "
+        "of its own beside it"
+      )
+
+
 def readable(name: str) -> str:
   """What is not UTF-8 is replaced."""
   return os.fsencode(name).decode("utf-8", "replace")

@@ -22,7 +22,7 @@ import pyarrow as pa
 import tqdm
 
 from xe_retrieval import model as models
-from xe_retrieval.search import chunks, generation, stores
+from xe_retrieval.search import chunks, generation, image_sources, stores
 from xe_retrieval.search.collection import MANIFEST, Collection
 from xe_retrieval.search.stores.table_columns import TableColumns
 from xe_retrieval.training import processes
@@ -57,6 +57,8 @@ def update_index(
   `precision` and `store` are "" for what they are now, `columns` is a table (table_columns.py).
   """
   path = pathlib.Path(path).expanduser()
+  if not (path / MANIFEST).exists():
+    image_sources.check_apart(path, add)
   path.mkdir(parents=True, exist_ok=True)
   with _lock(path) if processes.is_primary() else contextlib.nullcontext():
     old = Collection(path, writing=True) if (path / MANIFEST).exists() else None

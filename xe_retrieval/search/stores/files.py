@@ -262,7 +262,7 @@ class FileStore(Store):
   def swept(self, before):
     names = {one["name"] for about in (before, self._about) for one in about.get("segments", ())}
     names |= {segment.about["name"] for segment in self.segments}
-    for path in self.path.glob("s[0-9]*"):
+    for path in segments.numbered(self.path, "s", ("vectors.npy", "rows.arrow")):
       if path.name not in names:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -13,6 +13,7 @@ import functools
 import io
 import os
 import pathlib
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -184,6 +185,13 @@ def _encoded(name, column):
 def _next(directory, prefix) -> int:
   names = (path.stem.removeprefix(prefix) for path in directory.glob(f"{prefix}[0-9]*"))
   return 1 + max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def numbered(directory, letter, files):
+  """Yields s000007 and the like that hold one of `files`. --out may lie among folders of others."""
+  for path in directory.glob(f"{letter}[0-9]*"):
+    if re.fullmatch(rf"{letter}\d{{6,}}", path.name) and any((path / x).exists() for x in files):
+      yield path
 
 
 def sync(path) -> None:
