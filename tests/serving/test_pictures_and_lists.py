@@ -14,7 +14,8 @@ from PIL import Image
 from tests.conftest import ROOT
 from tests.search.conftest import draw
 from tests.serving.conftest import Client, running
-from xe_retrieval.search import image_sources, update
+from xe_retrieval.search import asking, image_sources, update
+from xe_retrieval.search import searcher as searchers
 from xe_retrieval.serving import thumbnails
 
 PNG = {"content-type": "image/png"}
@@ -195,3 +196,34 @@ def test_the_client_of_the_documentation(index, photos, model, capsys):
     assert len(alike) == 3 and alike[0]["image"] == "scene007.png"
     both = names["search"]("a red circle", picture, threshold=-1, weight=0)["results"]
     assert both[0]["image"] == "scene007.png" and both[0]["probability"] > 0
+
+
+def test_words_and_a_picture_where_nothing_is_relevant(client):
+  """The picture itself is taken out of the results only where it is among them."""
+  scores = [hit["score"] for hit in ask(client, q="a red circle", threshold=-1, top=200)["results"]]
+  ids = [hit["id"] for hit in ask(client, q="a red circle", threshold=-1, top=200)["results"]]
+  asked = {"q": "a red circle", "like": ids[20], "top": 2}
+  none = ask(client, **asked, threshold=min(scores[0] + 0.01, 1))
+  assert (none["total"], none["results"], none["relevant"]) == (0, [], False)
+  for last in (4, 10, 25):
+    for path in ("/api/search", "/api/export"):
+      more = {"format": "json"} if "export" in path else {"levels": "true"}
+      found = ask(client, path, **asked, **more, threshold=scores[last] - 2e-4)
+      assert found["total"] == sum(s >= scores[last] - 2e-4 for s in scores) - (last >= 20)
+
+
+def test_one_ask_that_fails_is_no_answer_to_others(index, model, monkeypatch):
+  with running(index, model) as (_, service):
+    loaded, order = service._current, asking._order
+
+    def broken(searcher, ask, *more):
+      if ask.top == 7:
+        raise IndexError("no place")
+      return order(searcher, ask, *more)
+
+    monkeypatch.setattr(asking, "_order", broken)
+    options = {name: None for name in ("folder", "since", "until", *searchers.CUT)}
+    options |= {"threshold": -1, "filter": "", "guarantee": False}
+    jobs = [("a", options | {"top": top}, None, None) for top in (3, 7, 4)]
+    first, failed, last = loaded.answer(jobs)
+    assert (first[1].results, last[1].results) == (3, 4) and isinstance(failed, IndexError)

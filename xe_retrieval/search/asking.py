@@ -104,7 +104,8 @@ def _found(searcher, ask, threshold, ids, scores, passing):
   if ask.without is not None:
     kept = ids != ask.without
     if passing is not None and not kept.all():
-      passing = np.delete(passing, np.argmin(np.abs(passing - scores[~kept][0])))
+      at = np.flatnonzero(np.abs(passing - scores[~kept][0]) < 10.0 ** -(DIGITS + 1))
+      passing = np.delete(passing, at[:1])  # nothing, where it is below what counts itself
     ids, scores = ids[kept], scores[kept]
   scores = rounded(scores)
   above = 0 if threshold is None else int(np.count_nonzero(scores >= threshold))

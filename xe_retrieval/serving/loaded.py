@@ -90,8 +90,19 @@ class Loaded:
     queries = self._embedded([job[0] for job in jobs])
     asks = [self._prepared(query, *job[1:]) for query, job in zip(queries, jobs, strict=True)]
     valid = [ask for ask in asks if isinstance(ask, asking.Ask)]
-    found = iter(asking.answer(self.searcher, valid))
-    return [(self, next(found)) if isinstance(a, asking.Ask) else a for a in asks]
+    found = iter(self._found(valid))
+    return [next(found) if isinstance(a, asking.Ask) else a for a in asks]
+
+  def _found(self, asks):
+    """[(self, Found) or an exception]: what one ask raises is no answer to the others."""
+    try:
+      return [(self, found) for found in asking.answer(self.searcher, asks)]
+    except Unavailable:  # nor would it answer them one by one
+      raise
+    except Exception as e:
+      if len(asks) == 1:
+        return [e]
+      return [self._found([ask])[0] for ask in asks]
 
   def _embedded(self, texts):
     """[str or None] -> [Query or None]."""
