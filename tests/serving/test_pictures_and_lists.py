@@ -227,3 +227,29 @@ def test_one_ask_that_fails_is_no_answer_to_others(index, model, monkeypatch):
     jobs = [("a", options | {"top": top}, None, None) for top in (3, 7, 4)]
     first, failed, last = loaded.answer(jobs)
     assert (first[1].results, last[1].results) == (3, 4) and isinstance(failed, IndexError)
+
+
+def test_another_order_holds_only_the_results(index, model, client, monkeypatch):
+  """Not all images, and not for those who ask at the same time."""
+  scores = [hit["score"] for hit in ask(client, q="a red circle", threshold=-1, top=200)["results"]]
+  with running(index, model) as (_, service):
+    loaded, asked = service._current, []
+    store, plain = loaded.searcher.collection.store, loaded.searcher.collection.store.scan
+
+    def scan(vectors, k, *more):
+      asked.append((len(vectors), k))
+      return plain(vectors, k, *more)
+
+    monkeypatch.setattr(store, "scan", scan)
+    options = {name: None for name in ("folder", "since", "until", *searchers.CUT)}
+    options |= {"threshold": scores[4], "filter": "", "guarantee": False, "top": 2}
+    orders = ("best", "date", "best", "date")
+    jobs = [("a red circle", options | {"order": order, "near": 1}, None, None) for order in orders]
+    found = [one[1] for one in loaded.answer(jobs)]
+    held = sum(score >= scores[4] - 1e-4 for score in scores)
+    assert asked == [(2, 3), (1, held + 1), (1, held + 1)] and held < 30
+    assert [len(one.ids) for one in found] == [2, 2, 2, 2]
+    assert {one.total for one in found} == {sum(score >= scores[4] for score in scores)}
+    jobs = [("a red circle", options | {"order": "date", "threshold": 1}, None, None)]
+    (_, none) = loaded.answer(jobs)[0]
+    assert (none.total, none.results) == (0, 0) and none.best[0] == scores[0]

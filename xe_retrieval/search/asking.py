@@ -67,19 +67,22 @@ class Found:
 
 
 def answer(searcher, asks: list[Ask]) -> list[Found]:
-  """Asks that search the same images share one pass over the vectors."""
+  """Asks that search the same images share one pass over the vectors; those that need all of their
+  results at once are answered alone, so that no more than these are held."""
   out = [None] * len(asks)
   groups = {}
   for i, ask in enumerate(asks):
-    groups.setdefault((ask.where, ask.levels), []).append(i)
+    alone = i if _reordered(ask) else None
+    groups.setdefault((ask.where, ask.levels, alone), []).append(i)
   for group in groups.values():
     some = [asks[i] for i in group]
     thresholds = [searcher.threshold(ask.query, ask.cut) for ask in some]
     least = [_least(searcher, *x) for x in zip(some, thresholds, strict=True)]
-    depth = max(_depth(ask, len(searcher.collection)) for ask in some)
     vectors = np.stack([ask.like if ask.query is None else ask.query.vector for ask in some])
+    depth = max(_depth(searcher, *x) for x in zip(some, vectors, thresholds, strict=True))
+    exact = some[0].levels or _reordered(some[0])
     ids, scores, passing = searcher.collection.store.scan(
-      vectors, depth, least, some[0].where, some[0].levels
+      vectors, depth, least, some[0].where, exact
     )
     passing = passing or [None] * len(some)
     for i, *one in zip(group, some, thresholds, ids, scores, passing, strict=True):
@@ -87,17 +90,35 @@ def answer(searcher, asks: list[Ask]) -> list[Found]:
   return out
 
 
-def _depth(ask, images):
-  """How many of the nearest are needed. Another order than by score needs all of the results."""
-  everything = ask.order != "best" or (ask.query and ask.like is not None)
-  return images if everything else ask.offset + ask.top + ask.near + (ask.without is not None)
+def _reordered(ask) -> bool:
+  """Whether results are shown in another order than by score: any of them may be the first."""
+  return ask.order != "best" or bool(ask.query and ask.like is not None)
+
+
+def _depth(searcher, ask, vector, threshold):
+  """How many of the nearest are needed."""
+  more = ask.near + (ask.without is not None)
+  if not _reordered(ask):
+    return ask.offset + ask.top + more
+  count = 0
+  if threshold is not None:
+    least = [_passing(threshold)]
+    count = searcher.collection.store.count(vector[None], least, ask.where)[0]
+  # At least one: the best is told also where it is no result.
+  return len(searcher.collection) if count is None else max(count, 1) + more
+
+
+def _passing(threshold):
+  """Scores are rounded to DIGITS before they are compared."""
+  return threshold - 10.0**-DIGITS
 
 
 def _least(searcher, ask, threshold):
-  """The lowest score that counts; scores are rounded to DIGITS before they are compared."""
+  """The lowest score that counts."""
+  least = np.inf if threshold is None else _passing(threshold)
   if ask.levels and ask.query and ask.query.known is not None:
-    return searcher.score_at(ask.query, PERCENTS[0]) - 10.0**-DIGITS
-  return np.inf if threshold is None else threshold - 10.0**-DIGITS
+    return min(least, _passing(searcher.score_at(ask.query, PERCENTS[0])))
+  return least
 
 
 def _found(searcher, ask, threshold, ids, scores, passing):
