@@ -222,3 +222,39 @@ def test_where_vectors_lie():
   for wrong in ("milvus:", "milvus:file.db", "postgres:x,y", "milvus:,name"):
     with pytest.raises(ValueError, match="expected nothing, for files, or milvus:URI,NAME"):
       stores.parse(wrong)
+
+
+def test_scann_where_many_rows_are_gone(tmp_path):
+  """It is never asked for more neighbours than there are rows."""
+  random, plain = np.random.default_rng(0), Plain()
+  store = new(tmp_path, "scann")
+  batch = rows(np.arange(500, dtype=np.uint64), random)
+  store.add(*batch)
+  plain.add(*batch)
+  about = store.commit()
+  queries = random.standard_normal((3, WIDTH)).astype(np.float32)
+  ids, scores = plain.scores(queries)
+  gone = np.array(ids, np.uint64)[np.argsort(-scores[0])[:160]]  # the nearest of the first query
+  store = again(tmp_path, about)
+  store.remove(gone)
+  plain.remove(gone)
+  store = again(tmp_path, store.commit())
+  assert store.segments[0].about["ann"]
+  for k in (1, 50, 125, 330, 340):
+    found, scores = store.nearest(queries, k)
+    assert found.shape == (3, k) and not np.isin(found, gone).any() and store.has(found[0]).all()
+    assert all(len(set(one)) == k for one in found.tolist())
+
+
+def test_of_what_is_removed_two_generations_are_kept(tmp_path):
+  store = new(tmp_path)
+  store.add(*rows(np.arange(40, dtype=np.uint64), np.random.default_rng(0)))
+  about = store.commit()
+  for id in range(5):
+    store = again(tmp_path, about)
+    store.remove(np.array([id], np.uint64))
+    before, about = about, store.commit()
+    store.swept(before)
+    left = sorted(path.stem for path in tmp_path.rglob("removed-*.npy"))
+    assert left == [f"removed-{number:06d}" for number in range(max(id, 1), id + 2)]
+    assert len(again(tmp_path, before)) == 40 - id and len(again(tmp_path, about)) == 39 - id

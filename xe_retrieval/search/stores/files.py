@@ -260,11 +260,17 @@ class FileStore(Store):
       segments.build_index(segment, queries and queries())
 
   def swept(self, before):
-    names = {one["name"] for about in (before, self._about) for one in about.get("segments", ())}
-    names |= {segment.about["name"] for segment in self.segments}
+    held = [one for about in (before, self._about) for one in about.get("segments", ())]
+    held += [segment.about for segment in self.segments]
+    names = {one["name"] for one in held}
     for path in segments.numbered(self.path, "s", ("vectors.npy", "rows.arrow")):
       if path.name not in names:
         shutil.rmtree(path, ignore_errors=True)
+    removed = {(one["name"], one.get("removed")) for one in held}
+    for segment in self.segments:
+      for path in segment.path.glob("removed-*.npy"):
+        if (segment.about["name"], path.stem) not in removed:
+          path.unlink(missing_ok=True)
 
 
 def _values(column):

@@ -103,7 +103,9 @@ class Segment:
       if (there.sum(axis=1) >= k).all():
         at = np.argsort(~there, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, at, axis=1), np.take_along_axis(scores, at, axis=1)
-      asked = min(4 * asked, max(len(self), DEPTH + 1))
+      if asked == len(self):
+        return None
+      asked = min(4 * asked, len(self))
     return None
 
 
