@@ -271,6 +271,40 @@ def test_columns_of_a_table(update, photos, tmp_path, kind):
   assert update([photos], columns=path, rebuild=True).embedded == 30
 
 
+def test_a_second_table_leaves_the_columns_of_the_first(update, photos, tmp_path, monkeypatch):
+  """What it changes is written again, nothing else; an image that changes keeps what is known."""
+  names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+  path, stars = tmp_path / "stars.csv", {name: i % 5 for i, name in enumerate(names)}
+  rows = [{"image": name, "stars": stars[name], "share": i / 4} for i, name in enumerate(names[:9])]
+  _write_table(path, rows)
+  update([photos], columns=path)
+
+  def values(column):
+    found = Collection(tmp_path / "index")
+    ids = np.array([everything(found)[name] for name in names])
+    return list(found.store.fetch(ids, [column])[column])
+
+  added, cls = [], type(Collection(tmp_path / "index").store)
+  plain = cls.add
+  monkeypatch.setattr(cls, "add", lambda *args: (added.append(len(args[1])), plain(*args)))
+  known = [*range(5), *range(4)] + [None] * 21
+  second = tmp_path / "tags.csv"
+  _write_table(second, [{"image": name, "tag": f"t{name}"} for name in names[2:6]])
+  assert update([photos], columns=second).changed and added == [4]
+  tags = [f"t{name}" if 2 <= i < 6 else None for i, name in enumerate(names)]
+  assert values("stars") == known and values("tag") == tags
+  rows[3]["stars"] = known[3] = 77
+  _write_table(path, rows)
+  assert update([photos], columns=path).changed and added == [4, 1]
+  assert values("stars") == known and values("tag") == tags
+  assert not update([photos], columns=second).changed and added == [4, 1]
+  Image.new("RGB", (16, 16)).save(photos / names[3])
+  draw(photos, range(50, 51))
+  assert update([photos]).embedded == 2
+  assert values("stars") == known and values("tag") == tags
+  assert values("share") == [i / 4 for i in range(9)] + [None] * 21
+
+
 def _write_table(path, rows):
   table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
   if path.suffix == ".parquet":

@@ -24,6 +24,7 @@ import tqdm
 from xe_retrieval import model as models
 from xe_retrieval.search import chunks, generation, image_sources, stores
 from xe_retrieval.search.collection import MANIFEST, Collection
+from xe_retrieval.search.stores import table_columns
 from xe_retrieval.search.stores.table_columns import TableColumns
 from xe_retrieval.training import processes
 
@@ -156,14 +157,15 @@ class _Update:
     removed = np.count_nonzero(~np.isin(held, kept) & ~np.isin(held, new))
     self.report.removed += removed
     self.changed |= bool(removed or len(new))
-    self.store.remove(known[~walked.kept])
+    gone = known[~walked.kept]
+    self.store.remove(gone[~np.isin(gone, new)])
     for chunk in walked.chunks:
-      columns = self._columns(source, label, chunk.names, chunk.stamps)
+      columns = self._columns(source, label, chunk.ids, chunk.names, chunk.stamps, gone)
+      self.store.remove(chunk.ids[np.isin(chunk.ids, gone)])
       self.store.add(chunk.ids, chunk.vectors, columns)
     table = self.table and self.table.fingerprint
     if table and len(kept) and record["table"] != table:
       self._with_columns(source, label, kept)
-      self.changed = True
     return walked.summary(label) | {
       "key": source.key,
       "label": label,
@@ -229,17 +231,24 @@ class _Update:
       raise ValueError(f"{name!r} has the same id as {other}; rename one of them")
 
   def _with_columns(self, source, label, ids):
-    """Writes images again that are there, with what the table says of them."""
+    """Writes images again of which the table says something else."""
     for start in range(0, len(ids), _AT_ONCE):
       some = ids[start : start + _AT_ONCE]
+      found = self.store.fetch(some, ("name", *self.table.types))
+      some = some[self.table.differs(found["name"], found)]
+      if not len(some):
+        continue
       found = self.store.fetch(some, ("name", "stamp_size", "stamp_time"))
       stamps = np.array([found["stamp_size"], found["stamp_time"]], np.int64).T
+      columns = self._columns(source, label, some, found["name"], stamps, some)
       vectors = self.store.vectors(some)
       self.store.remove(some)
-      self.store.add(some, vectors, self._columns(source, label, found["name"], stamps))
+      self.store.add(some, vectors, columns)
+      self.changed = True
 
-  def _columns(self, source, label, names, stamps):
-    """What is known of images, as Store.add takes it."""
+  def _columns(self, source, label, ids, names, stamps, held):
+    """What is known of images, as Store.add takes it. Of `held`, which are in the store, stays what
+    the table says nothing of."""
     dates = np.full(len(names), -1) if source.has_captions else np.maximum(stamps[:, 1], -1)
     years = dates.astype("datetime64[ns]").astype("datetime64[Y]").astype(np.int64) + 1970
     folders = [chunks.folder(label, os.fsdecode(name)) for name in names]
@@ -252,7 +261,9 @@ class _Update:
       "stamp_size": pa.array(stamps[:, 0], pa.int64()),
       "stamp_time": pa.array(stamps[:, 1], pa.int64()),
     }
-    return own | (self.table.of(names) if self.table else {})
+    table = self.table.of(names) if self.table else {}
+    others = {name: kind for name, kind in self.columns.items() if name not in table}
+    return own | table_columns.held(self.store, ids, np.isin(ids, held), others) | table
 
 
 def _label(source, records, kept):

@@ -9,6 +9,7 @@ import pathlib
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
@@ -52,6 +53,16 @@ class TableColumns:
     rows = pa.array(self._order[at] if len(self._order) else at, mask=~there)
     return {name: column.take(rows) for name, column in self._columns.items()}
 
+  def differs(self, names: list[bytes], held: dict) -> np.ndarray:
+    """bool [n]: of which images a collection holds other values, as Store.fetch gives them."""
+    found = np.zeros(len(names), bool)
+    for name, new in self.of(names).items():
+      old = pa.array(held[name], new.type)
+      missing = [np.asarray(pc.is_null(one, nan_is_null=True)) for one in (old, new)]
+      same = np.asarray(pc.fill_null(pc.equal(old, new), False))
+      found |= ~np.where(missing[0] | missing[1], missing[0] & missing[1], same)
+    return found
+
   def _read(self):
     kind = self.path.suffix.lower()
     as_bytes = pa.csv.ConvertOptions(column_types={"image": pa.binary()}, strings_can_be_null=True)
@@ -89,6 +100,15 @@ class TableColumns:
           f"{self.path}: column {name!r} is {kind}, but {columns[name]} in the index; --rebuild "
           "makes it anew"
         )
+
+
+def held(store, ids, there, columns: dict[str, str]) -> dict[str, pa.Array]:
+  """Columns of a store for images of which `there`, bool [n], are in it; null for the others."""
+  if not columns or not there.any():
+    return {}
+  found = store.fetch(ids[there], list(columns))
+  at = pa.array(np.cumsum(there) - 1, mask=~there)
+  return {name: pa.array(found[name], TYPES[kind]).take(at) for name, kind in columns.items()}
 
 
 def _cast(column, kind):
