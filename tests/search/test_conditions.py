@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from xe_retrieval.search import conditions
+from xe_retrieval.search.stores import condition_tree
 
 COLUMNS = {"source": "text", "folder": "text", "name": "text", "date": "date", "year": "whole"}
 COLUMNS |= {"tag": "text", "stars": "whole", "price": "number", "my column": "text"}
@@ -152,6 +153,40 @@ def test_no_rows_and_columns_that_nothing_is_known_of():
   assert not conditions.parse("stars != 1", COLUMNS).mask(nothing).any()
 
 
+def test_names_that_are_not_utf8_are_decoded_alone(monkeypatch):
+  """Of many names, only those near the odd ones go through Python."""
+  names = [b"n%d.png" % i for i in range(1000)]
+  names[700], names[3] = b"caf\xe9.png", None
+  column, listed = pa.array(names, pa.binary()), []
+  plain = condition_tree._shown
+
+  def count(some):
+    listed.extend([len(some)] * (len(some) <= condition_tree._FEW))
+    return plain(some)
+
+  monkeypatch.setattr(condition_tree, "_shown", count)
+  monkeypatch.setattr(condition_tree, "_TILE", 256)
+  table = pa.table({"name": column})
+  for like, expected in (
+    ("caf\ufffd%", [700]),
+    ("%9\ufffd", []),
+    ("n99%.png", [99, *range(990, 1000)]),
+  ):
+    found = conditions.parse(f'name like "{like}"', COLUMNS).mask(table)
+    assert np.flatnonzero(found).tolist() == expected
+  assert 0 < sum(listed) <= 3 * 2 * condition_tree._FEW
+
+
+def test_comparisons_are_counted():
+  most = " or ".join(f'name like "%a{i}%"' for i in range(16))
+  conditions.parse(most, COLUMNS)
+  days = ", ".join(f'"2020-01-{i:02d}"' for i in range(1, 18))
+  for text in (f"{most} or stars > 1", f"date in [{days}]"):
+    with pytest.raises(ValueError, match="filter: character [0-9]+: more than 16 comparisons"):
+      conditions.parse(text, COLUMNS)
+  assert matching(f"stars in [{', '.join(map(str, range(100)))}]").any()  # a list is one
+
+
 def _obvious(tree, row):
   """True, False or None: not known. `tree` is (op, column, value) or (and/or/not, trees…)."""
   op, *rest = tree
@@ -211,7 +246,8 @@ def _written(value):
   return f'"{value}"'
 
 
-def test_random_conditions_as_python_evaluates_them():
+def test_random_conditions_as_python_evaluates_them(monkeypatch):
+  monkeypatch.setattr(conditions, "MOST", 27)
   picked = random.Random(1)
   some = 0
   for _ in range(500):
@@ -259,7 +295,8 @@ def lite(tmp_path_factory):
   client.close()
 
 
-def test_milvus_finds_the_same_rows(lite):
+def test_milvus_finds_the_same_rows(lite, monkeypatch):
+  monkeypatch.setattr(conditions, "MOST", 27)
   picked = random.Random(2)
   for _ in range(150):
     text = _random(picked)[1]

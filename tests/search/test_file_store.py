@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from xe_retrieval.search import stores
-from xe_retrieval.search.stores import files, segments
+from xe_retrieval.search import conditions, stores
+from xe_retrieval.search.stores import condition_tree, files, segments
 
 WIDTH = 8
 
@@ -17,6 +17,9 @@ class Folder:
   """A condition."""
 
   name: str
+
+  def names(self):
+    return {"folder"}
 
   def mask(self, table):
     return np.array(table["folder"].to_pylist()) == self.name
@@ -215,13 +218,17 @@ def test_few_neighbours_in_an_empty_or_tiny_store(tmp_path):
   assert store.nearest(query, 5, Folder("elsewhere"))[0].shape == (2, 0)
 
 
-def test_where_vectors_lie():
-  assert stores.parse("") == {"kind": "files"}
+def test_where_vectors_lie(tmp_path):
+  assert stores.parse("", tmp_path) == {"kind": "files"}
   found = {"kind": "milvus", "uri": "http://host:19530", "name": "photos"}
-  assert stores.parse("milvus:http://host:19530,photos") == found == stores.place(found | {"x": 1})
+  assert (
+    stores.parse("milvus:http://host:19530,photos", tmp_path)
+    == found
+    == stores.place(found | {"x": 1})
+  )
   for wrong in ("milvus:", "milvus:file.db", "postgres:x,y", "milvus:,name"):
-    with pytest.raises(ValueError, match="expected nothing, for files, or milvus:URI,NAME"):
-      stores.parse(wrong)
+    with pytest.raises(ValueError, match="expected files, or milvus:URI,NAME"):
+      stores.parse(wrong, tmp_path)
 
 
 def test_scann_where_many_rows_are_gone(tmp_path):
@@ -258,3 +265,27 @@ def test_of_what_is_removed_two_generations_are_kept(tmp_path):
     left = sorted(path.stem for path in tmp_path.rglob("removed-*.npy"))
     assert left == [f"removed-{number:06d}" for number in range(max(id, 1), id + 2)]
     assert len(again(tmp_path, before)) == 40 - id and len(again(tmp_path, about)) == 39 - id
+
+
+def test_names_of_other_encodings_are_read_once(tmp_path, monkeypatch):
+  store = new(tmp_path)
+  store.add(*rows(np.arange(300, dtype=np.uint64), np.random.default_rng(0)))
+  about, seen = store.commit(), []
+  plain = condition_tree._shown
+  monkeypatch.setattr(condition_tree, "_shown", lambda x: (seen.append(len(x)), plain(x))[1])
+  store = again(tmp_path, about)
+  assert store.matching(conditions.parse('folder like "photos/%"', store.columns)) == 300
+  assert not seen
+  for text, count in (("7%", 11), ("%9\\n\ufffd", 30), ("%77%", 3), ("2%\ufffd", 111)):
+    assert store.matching(conditions.parse(f'name like "{text}"', store.columns)) == count
+  assert seen.count(300) == 1
+
+
+def test_folders_leave_the_masks_of_filters(tmp_path):
+  store = new(tmp_path)
+  store.add(*rows(np.arange(30, dtype=np.uint64), np.random.default_rng(0)))
+  store = again(tmp_path, store.commit())
+  assert store.any_matches(Folder("photos/1")) and not store.any_matches(Folder("elsewhere"))
+  assert store._masks.cache_info().currsize == 0
+  store.remove(np.arange(1, 30, 3, dtype=np.uint64))
+  assert not store.any_matches(Folder("photos/1")) and store.any_matches(None)

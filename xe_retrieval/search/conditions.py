@@ -19,6 +19,7 @@ import re
 from xe_retrieval.search.stores.condition_tree import COMPARE, Condition, Joined, Test
 
 LONGEST = 4_000  # characters of a filter
+MOST = 16  # comparisons, each of which looks at all images
 DEEPEST = 50  # parentheses and nots in each other
 DAY = 86_400 * 10**9  # nanoseconds
 EPOCH = datetime.date(1970, 1, 1)
@@ -70,7 +71,7 @@ class _Parser:
   """Recursive descent over tokens (kind, text, where in the filter)."""
 
   def __init__(self, text, columns):
-    self.columns, self.tokens, self.at, self.depth = columns, [], 0, 0
+    self.columns, self.tokens, self.at, self.depth, self.tests = columns, [], 0, 0, 0
     place = SPACE.match(text).end()
     while place < len(text):
       token = TOKEN.match(text, place)
@@ -138,7 +139,11 @@ class _Parser:
       value = self._text(like=True)
     else:
       value = self._list(name) if op == "in" else self._value(name)
-    found = _days(name, op, value) if self.columns[name] == "date" else Test(name, op, value)
+    dates = self.columns[name] == "date"
+    self.tests += len(value) if dates and op == "in" else 1
+    if self.tests > MOST:
+      _wrong(place, f"more than {MOST} comparisons; many values of a text are one: name in [a, b]")
+    found = _days(name, op, value) if dates else Test(name, op, value)
     return found.opposite() if negative else found
 
   def _list(self, name):

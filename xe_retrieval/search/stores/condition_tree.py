@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 NEGATIVE = ("date", "year")  # columns where −1 means missing
 OPPOSITE = {"==": "!=", "<": ">=", ">": "<=", "in": "not in", "like": "not like"}
 OPPOSITE |= {after: before for before, after in OPPOSITE.items()}
+_TILE, _FEW = 1 << 16, 64  # names that are made texts at once
 COMPARE = {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal}
 COMPARE |= {">": pc.greater, ">=": pc.greater_equal}
 
@@ -70,6 +71,8 @@ class Test(Condition):
 
   def mask(self, table):
     column = table[self.column]
+    if _is_bytes(column.type):
+      column = shown(column)
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return np.concatenate([np.zeros(0, bool), *map(self._chunk, chunks)])
 
@@ -82,7 +85,7 @@ class Test(Condition):
   def _known(self, values):
     if pa.types.is_null(values.type):
       return np.zeros(len(values), bool)
-    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+    if _is_bytes(values.type):  # of a dictionary
       values = _shown(values)
     missing = pc.is_null(values, nan_is_null=True)
     if self.column in NEGATIVE:
@@ -96,7 +99,7 @@ class Test(Condition):
     if self.op.endswith("in"):
       found = pc.is_in(values, value_set=pa.array(self.value, values.type))
     else:
-      found = pc.match_substring_regex(values, rf"(?s)\A{'.*'.join(map(_quoted, self.value))}\z")
+      found = _like(values, self.value)
     return pc.invert(found) if self.op.startswith("not") else found
 
   def milvus(self, fields=None):
@@ -123,13 +126,39 @@ class Test(Condition):
     return frozenset([self.column])
 
 
+def _is_bytes(kind):
+  return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def shown(names) -> pa.ChunkedArray:
+  """A column of bytes -> texts, as people see them. What is UTF-8 is not copied."""
+  chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
+  tiles = (chunk.slice(i, _TILE) for chunk in chunks for i in range(0, len(chunk), _TILE))
+  return pa.chunked_array(map(_shown, tiles), pa.string())
+
+
 def _shown(names):
-  """Bytes -> texts, as people see them: what is not UTF-8 is replaced."""
+  """What is not UTF-8 is replaced: in Python, hence only near where such names are."""
   try:
     return names.cast(pa.string())
   except pa.ArrowInvalid:
-    shown = (x if x is None else x.decode("utf-8", "replace") for x in names.to_pylist())
-    return pa.array(shown, pa.string())
+    if len(names) > _FEW:
+      half = len(names) // 2
+      return pa.concat_arrays([_shown(names.slice(0, half)), _shown(names.slice(half))])
+    texts = (x if x is None else x.decode("utf-8", "replace") for x in names.to_pylist())
+    return pa.array(texts, pa.string())
+
+
+def _like(values, pieces):
+  """A prefix, suffix or part is found without a regular expression, several times as fast."""
+  if len(pieces) == 1:
+    return pc.equal(values, pa.scalar(pieces[0], values.type))
+  first, *inner, last = pieces
+  if not any(inner) and not (first and last):
+    return pc.starts_with(values, first) if first else pc.ends_with(values, last)
+  if len(inner) == 1 and not first and not last:
+    return pc.match_substring(values, inner[0])
+  return pc.match_substring_regex(values, rf"(?s)\A{'.*'.join(map(_quoted, pieces))}\z")
 
 
 def _quoted(text):

@@ -33,6 +33,7 @@ class FileStore(Store):
     self._set([segments.Segment(path, one, self.columns) for one in about["segments"]])
     self._writer, self._new = None, []
     self._masks = functools.lru_cache(16)(self._masks_of)
+    self._any = functools.lru_cache(1024)(self._any_of)
     if not writing:
       self._masks(None)
       for segment in self.segments:  # so that the first query does not wait for it
@@ -122,6 +123,18 @@ class FileStore(Store):
   def matching(self, where):
     return sum(count for _, count in self._masks(where))
 
+  def any_matches(self, where):
+    return self._any(where)
+
+  def _any_of(self, where):
+    """No mask is kept: those that are would give way to folders, of which there are many."""
+    masks = (segment.mask(where) for segment in self.segments)
+    return any(mask is None or mask.any() for mask in masks)
+
+  def _changed(self):
+    self._masks.cache_clear()
+    self._any.cache_clear()
+
   def has(self, ids):
     return self._rows(ids) >= 0
 
@@ -207,7 +220,7 @@ class FileStore(Store):
     rows = self._rows(ids)
     for start, segment, at in self._split(rows):
       segment.remove(rows[at] - start)
-    self._masks.cache_clear()
+    self._changed()
 
   def commit(self, queries=None):
     self._finish()
@@ -224,7 +237,7 @@ class FileStore(Store):
     for segment in kept:
       segment.write_removed()
     self._set(kept)
-    self._masks.cache_clear()
+    self._changed()
     return self._about | {"segments": [segment.about for segment in kept]}
 
   def _worth(self, kept):

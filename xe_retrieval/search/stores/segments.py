@@ -18,7 +18,7 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from xe_retrieval.search.stores import scann_index
+from xe_retrieval.search.stores import condition_tree, scann_index
 from xe_retrieval.search.stores.store import OWN, TYPES
 
 DEPTH = 1_000  # neighbours that ScaNN is asked for; more are found faster by comparing with all
@@ -88,8 +88,15 @@ class Segment:
     """bool [n]: which rows are searched; None: all."""
     if where is None:
       return self.alive
-    matching = np.asarray(where.mask(self.table), bool)
+    table = self._shown if "name" in where.names() else self.table
+    matching = np.asarray(where.mask(table), bool)
     return matching if self.alive is None else matching & self.alive
+
+  @functools.cached_property
+  def _shown(self):
+    """The table with names as texts: to make those of other encodings so takes long."""
+    at = self.table.column_names.index("name")
+    return self.table.set_column(at, "name", condition_tree.shown(self.table["name"]))
 
   def approximate(self, queries, k):
     """The `nearest` k, which are at most `count`, by ScaNN; None where it cannot answer."""
