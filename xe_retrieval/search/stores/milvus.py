@@ -29,6 +29,7 @@ MOST = 1_000_000  # scores that are listed by several requests
 FIRST = 256  # results of the first request of a range search, most of which find less
 ROWS = 16_384  # of which is kept what is known of them
 RESULTS = 200_000  # of all queries of a request
+EXACT_AT_ONCE = 16  # queries of a request for which an approximate index looks at nearly everything
 
 
 class MilvusStore(Store):
@@ -42,6 +43,8 @@ class MilvusStore(Store):
     self.client = milvus_client.connect(path, about["uri"])
     self.rows = milvus_rows.Rows(self.columns, about["fields"])
     milvus_client.check(self.client, about)
+    seconds = milvus_client.WRITING if writing else milvus_client.READING
+    self._call = milvus_client.Calls(self.client, about, seconds)
     self.matching = functools.lru_cache(64)(self._matching)
     self._lock = threading.Lock()
     self._gone = np.zeros(0, np.uint64)  # removed unless they are added again
@@ -60,7 +63,8 @@ class MilvusStore(Store):
 
   def nearest(self, queries, k, where=None, exact=False):
     k, found = min(k, PAGE, len(self)), []
-    for some in _batches(queries, max(1, RESULTS // max(k, 1))):
+    size = EXACT_AT_ONCE if exact and self.approximate else RESULTS // max(k, 1)
+    for some in _batches(queries, max(1, size)):
       found += self._search(some, k, where, exact=exact) if k else [([], [])] * len(some)
     least = min((len(ids) for ids, _ in found), default=0)  # all alike, unless approximate
     ids = np.array([ids[:least] for ids, _ in found], np.int64).reshape(len(found), least)
@@ -193,9 +197,7 @@ class MilvusStore(Store):
 
   def _ask(self, method, **more):
     """Of the client; Milvus answers with all that was written before."""
-    with milvus_client.asking(self._about["uri"]):
-      call = getattr(self.client, method)
-      return call(self._about["collection"], consistency_level="Strong", **more)
+    return self._call(method, consistency_level="Strong", **more)
 
   # ---- writing ----
 
@@ -223,8 +225,7 @@ class MilvusStore(Store):
       some = slice(start, start + size)
       part = {name: column[some] for name, column in columns.items()}
       rows = self.rows.make(_signed(ids[some]), vectors[some], batch[some], part)
-      with milvus_client.asking(self._about["uri"]):
-        self.client.upsert(self._about["collection"], rows)
+      self._call("upsert", data=rows)
     self._gone = np.setdiff1d(self._gone, ids)
 
   def remove(self, ids):
@@ -232,14 +233,12 @@ class MilvusStore(Store):
 
   def _delete(self, ids):
     for some in _batches(_signed(ids), 2000):
-      with milvus_client.asking(self._about["uri"]):
-        self.client.delete(self._about["collection"], ids=some)
+      self._call("delete", ids=some)
 
   def commit(self, queries=None):
     self._delete(self._gone)
     self._gone = self._gone[:0]
-    with milvus_client.asking(self._about["uri"]):
-      self.client.flush(self._about["collection"])
+    self._call("flush")
     images = self._count()
     built = self._wanted(images)
     if built != self._about["built"]:

@@ -12,11 +12,14 @@ import logging
 import os
 import pathlib
 import secrets
+import time
 import urllib.parse
 
 from xe_retrieval.search.stores.store import Unavailable
 
 OWNER = "owner"
+READING, WRITING = 5, 120  # seconds that a call may take
+PAUSE = 1  # seconds in which all calls fail at once, after one that has waited in vain
 INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"with_raw_data": True}}
 
 
@@ -93,6 +96,27 @@ def asking(uri):
   except (pymilvus.MilvusException, grpc.RpcError, OSError) as e:
     said = getattr(e, "message", "") or getattr(e, "details", lambda: "")() or str(e)
     raise Unavailable(f"Milvus at {_public(uri)}: {' '.join(str(said).split())[:300]}") from e
+
+
+class Calls:
+  """Calls about the collection of a manifest, each of which ends in time."""
+
+  def __init__(self, client, about, seconds):
+    self._client, self._uri, self._name = client, about["uri"], about["collection"]
+    self.seconds, self._failed = seconds, (0.0, "")
+
+  def __call__(self, method, **more):
+    until, sentence = self._failed
+    start = time.monotonic()
+    if start < until:  # requests that wait in a queue would wait in vain one after the other
+      raise Unavailable(sentence)
+    try:
+      with asking(self._uri):
+        return getattr(self._client, method)(self._name, timeout=self.seconds, **more)
+    except Unavailable as e:
+      if time.monotonic() > start + 0.9 * self.seconds:
+        self._failed = time.monotonic() + PAUSE, str(e)
+      raise
 
 
 def _public(uri):
