@@ -73,3 +73,33 @@ def test_milvus_hangs(milvus, index, model):
     os.kill(process.pid, signal.SIGCONT)
     time.sleep(1.5)
     assert asked(port, search)[0] == 200
+
+
+def test_a_curve_takes_few_questions_and_leaves_search_alone(milvus, index, model, monkeypatch):
+  """Of an engine that cannot look at all images at once, and is slow."""
+  with running(index, model) as (port, service):
+    store, asked_for = service.searcher.collection.store, []
+    expected = asked(port, "/api/curve?q=a+red+circle")[2]
+    above, least = store.above, []
+
+    def slow(queries, low, where=None):
+      asked_for.append(float(low[0]))
+      time.sleep(0.4)
+      return above(queries, low, where) if low[0] > -0.5 else [None] * len(queries)
+
+    monkeypatch.setattr(store, "histogram", lambda queries, grid: None)
+    monkeypatch.setattr(store, "above", slow)
+    service._current._curves.cache_clear()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      curve = pool.submit(asked, port, "/api/curve?q=a+red+circle")
+      while not curve.done():
+        status, seconds, _ = asked(port, "/api/search?q=a+red+circle&threshold=0.9")
+        least.append(seconds)
+        assert status == 200
+      status, _, content = curve.result()
+    assert status == 200 and content["others"] == [] and len(asked_for) < 10
+    assert len(least) > 5 and max(least) < 1
+    # What can be listed is right, and below that all images are said to reach the score.
+    listed = [score > -0.5 for score in content["scores"]]
+    for one, of, there in zip(content["images"], expected["images"], listed, strict=True):
+      assert one == (of if there else 30)

@@ -77,8 +77,11 @@ class Loaded:
   def similar(self, id, top):
     return responses.similar(self.searcher, self.find(id), top)
 
-  def curve(self, text):
-    return responses.curve(self.searcher, *self._embedded([text]), self._curves())
+  def query(self, text):
+    return self, *self._embedded([text])
+
+  def curve(self, query):
+    return responses.curve(self.searcher, query, self._curves())
 
   def check(self, options, words: bool):
     """InvalidRequest if these options cannot be answered, before any work."""

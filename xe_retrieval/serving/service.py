@@ -43,6 +43,8 @@ class Service:
     self._pictures = Batcher(embed_pictures, 1, LIMITS["pictures"])
     self._decoding = 0  # thumbnails being made
     self._pool = concurrent.futures.ThreadPoolExecutor(cores.available() + 1)
+    self._counting = 0  # curves that are waited for
+    self._curves = concurrent.futures.ThreadPoolExecutor(1)
     self._lookups = concurrent.futures.ThreadPoolExecutor(_LOOKUPS)
 
   @property
@@ -126,7 +128,16 @@ class Service:
     return (await self._queries.ask([lambda loaded: loaded.similar(id, top)]))[0]
 
   async def curve(self, query):
-    return (await self._queries.ask([lambda loaded: loaded.curve(query)]))[0]
+    """Counts all images, in a thread of its own: searches go on."""
+    if self._counting >= LIMITS["curves"]:
+      raise Busy
+    self._counting += 1
+    try:
+      ((loaded, embedded),) = await self._queries.ask([lambda loaded: loaded.query(query)])
+      loop = asyncio.get_running_loop()
+      return await loop.run_in_executor(self._curves, loaded.curve, embedded)
+    finally:
+      self._counting -= 1
 
   async def image(self, id):
     loaded = self._current
