@@ -230,3 +230,17 @@ def test_kill(tmp_path, queries, lines):
   ids, scores = store.nearest(queries, 2 * COUNT)
   assert sorted(ids[0].tolist()) == sorted(rows.ids.tolist())
   np.testing.assert_allclose(scores[0], rows.best(queries[0]), rtol=1e-5)
+
+
+def test_many_replaced_images(store):
+  """Each addition takes time by its own size, whatever the number of those that are to come."""
+  rows = Rows(20)
+  store.remove(np.arange(5_000_000, dtype=np.uint64))
+  store.remove(rows.ids)
+  start = time.process_time()
+  for i in range(20):
+    rows.put(store, slice(i, i + 1))
+  assert time.process_time() - start < 5
+  store._gone = store._gone[store._back]  # of the 5 million, none was ever there
+  store._back = store._back[store._back]
+  assert store.commit()["images"] == 20

@@ -47,7 +47,8 @@ class MilvusStore(Store):
     self._call = milvus_client.Calls(self.client, about, seconds)
     self.matching = functools.lru_cache(64)(self._matching)
     self._lock = threading.Lock()
-    self._gone = np.zeros(0, np.uint64)  # removed unless they are added again
+    self._gone = np.zeros(0, np.uint64)  # removed, ascending
+    self._back = np.zeros(0, bool)  # which of these were added again
     self._cache = None if writing else cachetools.LRUCache(ROWS)  # key -> what is known of it
     if writing:
       self._delete(self._ids(f"batch > {about['update']}"))
@@ -218,7 +219,9 @@ class MilvusStore(Store):
       raise ValueError(
         f"{self._about['name']} holds vectors of {self.width} dimensions, not {vectors.shape[1]}"
       )
-    replaced = np.isin(ids, self._gone)
+    at = np.searchsorted(self._gone, ids)
+    replaced = np.append(self._gone, 0)[at] == ids
+    replaced &= at < len(self._gone)
     batch = np.where(replaced, 0, self._about["update"] + 1)
     size = max(1, min(2000, 8_000_000 // (4 * self.width + 1000)))
     for start in range(0, len(ids), size):
@@ -226,18 +229,19 @@ class MilvusStore(Store):
       part = {name: column[some] for name, column in columns.items()}
       rows = self.rows.make(_signed(ids[some]), vectors[some], batch[some], part)
       self._call("upsert", data=rows)
-    self._gone = np.setdiff1d(self._gone, ids)
+    self._back[at[replaced]] = True
 
   def remove(self, ids):
-    self._gone = np.union1d(self._gone, np.asarray(ids, np.uint64))
+    self._gone = np.union1d(self._gone[~self._back], np.asarray(ids, np.uint64))
+    self._back = np.zeros(len(self._gone), bool)
 
   def _delete(self, ids):
     for some in _batches(_signed(ids), 2000):
       self._call("delete", ids=some)
 
   def commit(self, queries=None):
-    self._delete(self._gone)
-    self._gone = self._gone[:0]
+    self._delete(self._gone[~self._back])
+    self._gone, self._back = self._gone[:0], self._back[:0]
     self._call("flush")
     images = self._count()
     built = self._wanted(images)
