@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
 from tests.search import test_stores
 from tests.search.test_stores import COLUMNS, COUNT, WIDTH, Rows
-from xe_retrieval.search import conditions, stores
+from xe_retrieval.search import asking, conditions, stores
 
 pytest.importorskip("milvus_lite")
 from xe_retrieval.search.stores import milvus, milvus_client
@@ -244,3 +245,28 @@ def test_many_replaced_images(store):
   store._gone = store._gone[store._back]  # of the 5 million, none was ever there
   store._back = store._back[store._back]
   assert store.commit()["images"] == 20
+
+
+def test_a_short_answer_cuts_no_other(store, queries, monkeypatch):
+  """An approximate index may find less for one query of several."""
+  rows = Rows()
+  rows.put(store)
+  store.commit()
+  whole, ids = store.nearest(queries, 10)[1], store.nearest(queries, 10)[0]
+  search = store._search
+
+  def short(some, k, where, exact=False, **more):
+    return [(i[:4], s[:4]) if q == 1 else (i, s) for q, (i, s) in enumerate(search(some, k, where))]
+
+  monkeypatch.setattr(store, "_search", short)
+  found, scores = store.nearest(queries, 10)
+  for q in (0, 2):
+    np.testing.assert_array_equal(found[q], ids[q])
+    np.testing.assert_array_equal(scores[q], whole[q])
+  np.testing.assert_array_equal(scores[1], [*whole[1, :4], *[-np.inf] * 6])
+  asked = types.SimpleNamespace(
+    query=None, without=None, order="best", offset=0, top=10, near=2, like=None, levels=False
+  )
+  searcher = types.SimpleNamespace(probabilities=lambda query, scores: [None] * len(scores))
+  answer = asking._found(searcher, asked, -100.0, found[1], scores[1], None)
+  assert answer.ids.tolist() == ids[1, :4].tolist() and answer.results == 4

@@ -49,6 +49,7 @@ def similar(searcher, id, top) -> dict:
   vector = collection.store.vectors(np.array([id]))
   alone = searcher.model.scoring.plain(vector)  # images among each other: cosines
   ids, scores = (x[0] for x in collection.search(alone, top + 1))
+  ids, scores = ids[np.isfinite(scores)], scores[np.isfinite(scores)]
   numbers, fits = (x[0] for x in collection.search_captions(vector, top))
   shown = searcher.caption_probabilities(collection.caption_vectors[numbers], fits)
   captions = [

@@ -20,7 +20,7 @@ import numpy as np
 
 from xe_retrieval.search import conditions
 from xe_retrieval.search.stores import milvus_client, milvus_rows
-from xe_retrieval.search.stores.store import NAMED, OWN, Store
+from xe_retrieval.search.stores.store import NAMED, OWN, Store, Unavailable
 
 EXACT_BELOW = 250_000  # images; from there on, a server gets an approximate index
 PAGE = 16_384  # results of one request, by Milvus's limit
@@ -42,7 +42,7 @@ class MilvusStore(Store):
       raise ValueError("milvus-lite has no ScaNN: leave --kind out, or use a Milvus server")
     self.client = milvus_client.connect(path, about["uri"])
     self.rows = milvus_rows.Rows(self.columns, about["fields"])
-    milvus_client.check(self.client, about)
+    self._about = about | {"built": milvus_client.check(self.client, about)}
     seconds = milvus_client.WRITING if writing else milvus_client.READING
     self._call = milvus_client.Calls(self.client, about, seconds)
     self.matching = functools.lru_cache(64)(self._matching)
@@ -52,6 +52,8 @@ class MilvusStore(Store):
     self._cache = None if writing else cachetools.LRUCache(ROWS)  # key -> what is known of it
     if writing:
       self._delete(self._ids(f"batch > {about['update']}"))
+      # As an interrupted `commit` leaves it.
+      self.stale = self._about != about or self._count() != len(self)
 
   @property
   def approximate(self):
@@ -67,9 +69,11 @@ class MilvusStore(Store):
     size = EXACT_AT_ONCE if exact and self.approximate else RESULTS // max(k, 1)
     for some in _batches(queries, max(1, size)):
       found += self._search(some, k, where, exact=exact) if k else [([], [])] * len(some)
-    least = min((len(ids) for ids, _ in found), default=0)  # all alike, unless approximate
-    ids = np.array([ids[:least] for ids, _ in found], np.int64).reshape(len(found), least)
-    scores = np.array([s[:least] for _, s in found], np.float32).reshape(len(found), least)
+    most = max((len(ids) for ids, _ in found), default=0)  # all alike, unless approximate
+    ids = np.zeros((len(found), most), np.int64)
+    scores = np.full((len(found), most), -np.inf, np.float32)
+    for q, (some, of) in enumerate(found):
+      ids[q, : len(some)], scores[q, : len(of)] = some, of
     order = np.lexsort((ids, -scores), axis=1)
     ids, scores = (np.take_along_axis(x, order, axis=1) for x in (ids, scores))
     return ids.view(np.uint64), scores
@@ -108,7 +112,7 @@ class MilvusStore(Store):
 
   def fetch(self, ids, columns):
     found = self._rows_of(ids, columns)
-    rows = [found[i] for i in _signed(ids)]
+    rows = [self._row(found, i) for i in _signed(ids)]
     return {name: [self.rows.value(row, name) for row in rows] for name in columns}
 
   def _rows_of(self, ids, columns):
@@ -126,7 +130,14 @@ class MilvusStore(Store):
 
   def vectors(self, ids):
     found = {row["id"]: row["vector"] for row in self._query(_signed(ids), ["vector"])}
-    return np.array([found[i] for i in _signed(ids)], np.float32).reshape(-1, self.width)
+    rows = [self._row(found, i) for i in _signed(ids)]
+    return np.array(rows, np.float32).reshape(-1, self.width)
+
+  def _row(self, found, key):
+    if key not in found:
+      name = self._about["name"]
+      raise Unavailable(f"{name} is being updated, images of this answer have gone: ask again")
+    return found[key]
 
   def _filter(self, where):
     done = conditions.Test("batch", "<=", self._about["update"])
@@ -263,11 +274,9 @@ class MilvusStore(Store):
     return kind.upper()
 
   def swept(self, before):
-    """Drops what a rebuilt collection takes the place of."""
-    gone = before.get("collection") if before.get("uri") == self._about["uri"] else None
-    if gone and gone != self._about["collection"]:
-      with milvus_client.asking(self._about["uri"]):
-        self.client.drop_collection(gone)
+    here = before.get("uri") == self._about["uri"]
+    if here and before["collection"] != self._about["collection"]:
+      milvus_client.drop(self.client, before)
 
 
 def _signed(ids):

@@ -123,8 +123,9 @@ def _public(uri):
   return uri.rpartition("@")[2]
 
 
-def check(client, about):
-  """That the collection is there, and that of this index."""
+def check(client, about) -> str:
+  """That the collection is there, and that of this index -> the kind of its vectors' index, which
+  an interrupted `build` may have left out or made another one than the manifest says."""
   name, uri = about["collection"], about["uri"]
   with asking(uri):
     if not client.has_collection(name):
@@ -140,7 +141,19 @@ def check(client, about):
         f"the collection {name} of Milvus at {uri} has vectors of {width} dimensions, "
         f"the index says {about['width']}"
       )
+    if not client.list_indexes(name, "vector"):
+      _index(client, name, about["built"])
+    kind = (client.describe_index(name, "vector") or {}).get("index_type", about["built"])
     client.load_collection(name)
+  return kind
+
+
+def drop(client, about):
+  """What a rebuilt collection takes the place of, if it is there and of this index."""
+  name = about["collection"]
+  with asking(about["uri"]):
+    if client.has_collection(name) and _owner(client.describe_collection(name)) == about["owner"]:
+      client.drop_collection(name)
 
 
 def _owner(found):
@@ -207,9 +220,17 @@ def _free_name(path, about):
 
 def build(client, name, kind):
   """Replaces the vectors' index by one of another kind."""
-  client.release_collection(name)
-  client.drop_index(name, "vector")
-  _index(client, name, kind)
+  import pymilvus
+
+  for last in (False, True):
+    client.release_collection(name)
+    client.drop_index(name, "vector")
+    try:
+      _index(client, name, kind)
+      break
+    except pymilvus.MilvusException:  # a reader that found none has made one in between
+      if last:
+        raise
   client.load_collection(name)
 
 
