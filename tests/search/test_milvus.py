@@ -270,3 +270,22 @@ def test_a_short_answer_cuts_no_other(store, queries, monkeypatch):
   searcher = types.SimpleNamespace(probabilities=lambda query, scores: [None] * len(scores))
   answer = asking._found(searcher, asked, -100.0, found[1], scores[1], None)
   assert answer.ids.tolist() == ids[1, :4].tolist() and answer.results == 4
+
+
+def test_all_images_are_counted_and_not_listed(store, queries, monkeypatch):
+  """Where a threshold passes everything, as it does for a picture alone."""
+  rows = Rows()
+  rows.put(store)
+  store.commit()
+  monkeypatch.setattr(store, "_range", None)  # fails if it is called
+  for where, mask in ((None, np.ones(COUNT, bool)), ("stars > 1", rows.columns["stars"])):
+    if where:
+      mask = np.array([x is not None and x > 1 for x in mask.to_pylist()])
+      where = conditions.parse(where, store.columns)
+    monkeypatch.setattr(milvus, "FIRST", 20)
+    ids, scores, found = store.scan(queries, 5, np.full(3, -1e6), where)
+    assert [len(of) for of in found] == [mask.sum()] * 3 and ids.shape == (3, 5)
+    for query, of in zip(queries, found, strict=True):
+      np.testing.assert_allclose(of[:20], rows.best(query, mask)[:20], rtol=1e-5)
+  with pytest.raises(TypeError):
+    store.scan(queries, 5, np.zeros(3))

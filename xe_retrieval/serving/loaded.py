@@ -128,6 +128,8 @@ class Loaded:
     except ValueError as e:
       raise InvalidRequest(str(e)) from e
     page = {name: options[name] for name in _PAGE if name in options}
+    if query is None and not searcher.collection.store.approximate:
+      page["levels"] = False  # of a picture there are none, and the total is right without
     return asking.Ask(query, cut, where=where, **page, **more)
 
 

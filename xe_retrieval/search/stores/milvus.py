@@ -90,9 +90,22 @@ class MilvusStore(Store):
     if exact or not self.approximate:
       found = []
       for query, low, of in zip(queries, least, scores, strict=True):
-        whole = len(of) < FIRST or of[-1] < low
-        found.append(of[of >= low] if whole else self._range(query, float(low), where))
+        found.append(self._passing(query, float(low), of, where, exact))
     return ids[:, :k], scores[:, :k], found
+
+  def _passing(self, query, least, best, where, exact):
+    """Scores from `least` on, of which the `best` are known. Unless `exact`, only how many they
+    are is right, which takes one question if all images pass, and one page of scores if not."""
+    if len(best) < FIRST or best[-1] < least:
+      return best[np.isfinite(best) & (best >= least)]
+    if exact:
+      return self._range(query, least, where)
+    [(_, lowest)] = self._search([-query], 1, where)
+    if -lowest[0] < least:
+      return self._range(query, least, where, PAGE)
+    count = self.matching(where)
+    rest = np.full(max(count - len(best), 0), best[-1], np.float32)
+    return np.append(best, rest) if count <= MOST else None
 
   def histogram(self, queries, grid):
     if self.approximate or len(self) > (LITE_PAGE if self.lite else PAGE):
@@ -145,7 +158,7 @@ class MilvusStore(Store):
 
   def _search(self, queries, k, where, exact=False, **range_):
     """[(ids, scores)] of each query."""
-    params = range_ | self._effort(k, exact)
+    params = range_ | milvus_client.effort(self._about["built"], k, exact)
     found = self._ask(
       "search",
       data=list(np.ascontiguousarray(queries, np.float32)),
@@ -157,15 +170,7 @@ class MilvusStore(Store):
     )
     return [([hit["id"] for hit in hits], [hit["distance"] for hit in hits]) for hits in found]
 
-  def _effort(self, k, exact):
-    """How far an approximate index looks."""
-    if self._about["built"] == "HNSW":
-      return {"ef": 32_768 if exact else max(256, 2 * k)}
-    if self._about["built"] == "SCANN":
-      return {"nprobe": 16_384 if exact else 128, "reorder_k": max(10 * k, 600)}
-    return {}
-
-  def _range(self, query, least, where):
+  def _range(self, query, least, where, most=MOST):
     """Scores from `least` on, page by page from the highest; None: too many."""
     if not np.isfinite(least) and least > 0 or not len(self):
       return np.zeros(0, np.float32)
@@ -181,7 +186,7 @@ class MilvusStore(Store):
         return known[known >= least]
       if limit < min(page, len(self)):
         limit = min(8 * limit, page, len(self))
-      elif self.lite or len(found) == before or len(found) >= MOST:
+      elif self.lite or len(found) == before or len(found) >= most:
         return None  # milvus-lite cuts to a limit before it looks at a ceiling
       else:
         ceiling = {"range_filter": min(scores)}

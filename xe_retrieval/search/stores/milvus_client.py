@@ -242,6 +242,15 @@ def _index(client, name, kind):
   client.create_index(name, wanted)
 
 
+def effort(kind, k, exact) -> dict:
+  """How far an approximate index looks."""
+  if kind == "HNSW":
+    return {"ef": 32_768 if exact else max(256, 2 * k)}
+  if kind == "SCANN":
+    return {"nprobe": 16_384 if exact else 128, "reorder_k": max(10 * k, 600)}
+  return {}
+
+
 def sync(file):
   """milvus-lite writes its files without waiting until they are on the disk."""
   for directory, _, names in os.walk(file):

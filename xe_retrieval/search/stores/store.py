@@ -61,6 +61,7 @@ class Store(Protocol):
 
   def scan(self, queries, k, least, where=None, exact=False):
     """`nearest`, and third what `above` says, or None where only an approximate index was asked.
+    Unless `exact`, an engine may say no more than how many those scores are, after the best.
 
     Engines that look at every vector anyway answer both in one pass.
     """
