@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
 from tests.search import test_stores
 from tests.search.test_stores import COLUMNS, COUNT, WIDTH, Rows
-from xe_retrieval.search import conditions, stores
+from xe_retrieval.search import asking, conditions, stores
 
 pytest.importorskip("milvus_lite")
 from xe_retrieval.search.stores import milvus, milvus_client
@@ -230,3 +231,61 @@ def test_kill(tmp_path, queries, lines):
   ids, scores = store.nearest(queries, 2 * COUNT)
   assert sorted(ids[0].tolist()) == sorted(rows.ids.tolist())
   np.testing.assert_allclose(scores[0], rows.best(queries[0]), rtol=1e-5)
+
+
+def test_many_replaced_images(store):
+  """Each addition takes time by its own size, whatever the number of those that are to come."""
+  rows = Rows(20)
+  store.remove(np.arange(5_000_000, dtype=np.uint64))
+  store.remove(rows.ids)
+  start = time.process_time()
+  for i in range(20):
+    rows.put(store, slice(i, i + 1))
+  assert time.process_time() - start < 5
+  store._gone = store._gone[store._back]  # of the 5 million, none was ever there
+  store._back = store._back[store._back]
+  assert store.commit()["images"] == 20
+
+
+def test_a_short_answer_cuts_no_other(store, queries, monkeypatch):
+  """An approximate index may find less for one query of several."""
+  rows = Rows()
+  rows.put(store)
+  store.commit()
+  whole, ids = store.nearest(queries, 10)[1], store.nearest(queries, 10)[0]
+  search = store._search
+
+  def short(some, k, where, exact=False, **more):
+    return [(i[:4], s[:4]) if q == 1 else (i, s) for q, (i, s) in enumerate(search(some, k, where))]
+
+  monkeypatch.setattr(store, "_search", short)
+  found, scores = store.nearest(queries, 10)
+  for q in (0, 2):
+    np.testing.assert_array_equal(found[q], ids[q])
+    np.testing.assert_array_equal(scores[q], whole[q])
+  np.testing.assert_array_equal(scores[1], [*whole[1, :4], *[-np.inf] * 6])
+  asked = types.SimpleNamespace(
+    query=None, without=None, order="best", offset=0, top=10, near=2, like=None, levels=False
+  )
+  searcher = types.SimpleNamespace(probabilities=lambda query, scores: [None] * len(scores))
+  answer = asking._found(searcher, asked, -100.0, found[1], scores[1], None)
+  assert answer.ids.tolist() == ids[1, :4].tolist() and answer.results == 4
+
+
+def test_all_images_are_counted_and_not_listed(store, queries, monkeypatch):
+  """Where a threshold passes everything, as it does for a picture alone."""
+  rows = Rows()
+  rows.put(store)
+  store.commit()
+  monkeypatch.setattr(store, "_range", None)  # fails if it is called
+  for where, mask in ((None, np.ones(COUNT, bool)), ("stars > 1", rows.columns["stars"])):
+    if where:
+      mask = np.array([x is not None and x > 1 for x in mask.to_pylist()])
+      where = conditions.parse(where, store.columns)
+    monkeypatch.setattr(milvus, "FIRST", 20)
+    ids, scores, found = store.scan(queries, 5, np.full(3, -1e6), where)
+    assert [len(of) for of in found] == [mask.sum()] * 3 and ids.shape == (3, 5)
+    for query, of in zip(queries, found, strict=True):
+      np.testing.assert_allclose(of[:20], rows.best(query, mask)[:20], rtol=1e-5)
+  with pytest.raises(TypeError):
+    store.scan(queries, 5, np.zeros(3))

@@ -122,6 +122,8 @@ def _least(searcher, ask, threshold):
 
 
 def _found(searcher, ask, threshold, ids, scores, passing):
+  there = np.isfinite(scores)
+  ids, scores = ids[there], scores[there]
   if ask.without is not None:
     kept = ids != ask.without
     if passing is not None and not kept.all():

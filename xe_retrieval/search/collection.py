@@ -54,18 +54,19 @@ class Strings:
 class Collection:
   """The current generation of an index. Images are known by their ids, uint64."""
 
-  def __init__(self, path, writing=False):
+  def __init__(self, path, writing=False, store=True):
+    """`store=False`: without its vectors, and only what the manifest and the files beside say."""
     self.path = pathlib.Path(path).expanduser()
     for attempt in range(5):
       self.manifest = read_manifest(self.path)
       try:
-        self._open(self.path / self.manifest["generation"], writing)
+        self._open(self.path / self.manifest["generation"], writing, store)
         return
       except FileNotFoundError as e:  # replaced twice while it was opened: retry
         if attempt == 4:
           raise ValueError(f"{path} is damaged: {e.filename} is missing") from e
 
-  def _open(self, directory, writing):
+  def _open(self, directory, writing, store):
     self.directory = directory
     self.captions = Strings(directory, "captions")
     self.caption_vectors = np.load(
@@ -75,7 +76,10 @@ class Collection:
     self.sources = {
       about["label"]: image_sources.from_key(about["key"]) for about in self.manifest["sources"]
     }
-    self.store = stores.open(self.path, self.manifest["store"], self.manifest["columns"], writing)
+    self.store = None
+    if store:
+      about, columns = self.manifest["store"], self.manifest["columns"]
+      self.store = stores.open(self.path, about, columns, writing)
     self.where = functools.partial(filters.where, self.store)
 
   def __len__(self):

@@ -62,7 +62,7 @@ def update_index(
     image_sources.check_apart(path, add)
   path.mkdir(parents=True, exist_ok=True)
   with _lock(path) if processes.is_primary() else contextlib.nullcontext():
-    old = Collection(path, writing=True) if (path / MANIFEST).exists() else None
+    old = _current(path, rebuild) if (path / MANIFEST).exists() else None
     if old and old.manifest["model"] != model.fingerprint() and not rebuild:
       raise ValueError(
         f"{path} was made with another model; --rebuild embeds all of it anew with this one"
@@ -87,7 +87,7 @@ def update_index(
     kept = {}  # key -> what the manifest says of the source
     for key, source in sources.items():
       if key in gone:
-        update.drop(records[key]["label"])
+        update.drop(records[key])
       elif source in fresh:
         kept[key] = update.bring(source, records.get(key), _label(source, records, kept))
       else:
@@ -97,6 +97,9 @@ def update_index(
     report.images = sum(record["images"] for record in kept.values())
     if not report.images:
       raise ValueError("there would be no images in the index: nothing was changed")
+    update.changed |= update.store.stale or bool(
+      old and report.images != old.manifest["images"]  # a run was killed before it could say so
+    )
     report.changed = update.changed or kept.keys() != records.keys() or not update.is_as_before()
     if report.changed:
       made = model, workdir, update.store, old, {k: sources[k] for k in kept}, kept
@@ -139,8 +142,8 @@ class _Update:
     before = self.old and self.old.manifest
     return before and before["store"] == self.about and before["columns"] == self.columns
 
-  def drop(self, label):
-    ids, _ = self.store.known(label) if not self.rebuild else self.old.store.known(label)
+  def drop(self, record):
+    ids, _ = self._known(record, rebuild=False)
     self.report.removed += len(ids)
     if not self.rebuild:
       self.store.remove(ids)
@@ -206,7 +209,7 @@ class _Update:
       walked.chunks.add(directory, chunk)
 
   def _known(self, record, rebuild):
-    if not record or not self.old or rebuild:
+    if not record or not self.old or rebuild or self.old.store is None:
       return np.zeros(0, np.uint64), np.zeros((0, 2), np.int64)
     return self.old.store.known(record["label"])
 
@@ -264,6 +267,16 @@ class _Update:
     table = self.table.of(names) if self.table else {}
     others = {name: kind for name, kind in self.columns.items() if name not in table}
     return own | table_columns.held(self.store, ids, np.isin(ids, held), others) | table
+
+
+def _current(path, rebuild):
+  """What is there now. To be made anew, it may be that its vectors are lost."""
+  try:
+    return Collection(path, writing=True)
+  except ValueError:
+    if not rebuild:
+      raise
+    return Collection(path, store=False)
 
 
 def _label(source, records, kept):

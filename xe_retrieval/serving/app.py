@@ -153,7 +153,7 @@ def _images(app, service):
   @app.get("/api/image/{id}", response_model=schema.Result, responses=_WRONG | _UNKNOWN)
   async def image(id: _Id):
     """Id, name and address of one image."""
-    return JSONResponse(service.image(id))
+    return JSONResponse(await service.image(id))
 
   @app.get("/api/about", response_model=schema.About)
   async def about():

@@ -12,6 +12,7 @@ LIMITS = {
   "export": 100_000,  # rows
   "waiting": 256,  # queued queries; also thumbnails being made
   "pictures": 32,  # queued
+  "curves": 32,  # waited for
   "active": 1_024,  # requests being answered
   "address": 8_192,  # bytes
   "headers": 32_768,

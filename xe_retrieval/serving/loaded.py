@@ -77,8 +77,11 @@ class Loaded:
   def similar(self, id, top):
     return responses.similar(self.searcher, self.find(id), top)
 
-  def curve(self, text):
-    return responses.curve(self.searcher, *self._embedded([text]), self._curves())
+  def query(self, text):
+    return self, *self._embedded([text])
+
+  def curve(self, query):
+    return responses.curve(self.searcher, query, self._curves())
 
   def check(self, options, words: bool):
     """InvalidRequest if these options cannot be answered, before any work."""
@@ -136,6 +139,8 @@ class Loaded:
     except ValueError as e:
       raise InvalidRequest(str(e)) from e
     page = {name: options[name] for name in _PAGE if name in options}
+    if query is None and not searcher.collection.store.approximate:
+      page["levels"] = False  # of a picture there are none, and the total is right without
     return asking.Ask(query, cut, where=where, **page, **more)
 
 

@@ -11,6 +11,7 @@ from xe_retrieval.evaluation import relevance as relevances
 from xe_retrieval.search import asking
 
 CURVE = 201  # scores at which a query's images are counted
+_GRID = np.round(np.linspace(-1, 1, CURVE), 4)
 OTHERS = 40  # captions whose curves are shown beside it
 
 
@@ -48,6 +49,7 @@ def similar(searcher, id, top) -> dict:
   vector = collection.store.vectors(np.array([id]))
   alone = searcher.model.scoring.plain(vector)  # images among each other: cosines
   ids, scores = (x[0] for x in collection.search(alone, top + 1))
+  ids, scores = ids[np.isfinite(scores)], scores[np.isfinite(scores)]
   numbers, fits = (x[0] for x in collection.search_captions(vector, top))
   shown = searcher.caption_probabilities(collection.caption_vectors[numbers], fits)
   captions = [
@@ -82,7 +84,8 @@ def curve(searcher, query, others) -> dict:
 
 
 def other_curves(searcher):
-  """int [≤ OTHERS, CURVE]: of captions of the collection, or else of the bank."""
+  """int [≤ OTHERS, CURVE]: of captions of the collection, or else of the bank; none of an engine
+  that would have to list its scores for each of them."""
   collection, bank = searcher.collection, searcher.calibration and searcher.calibration.bank
   if len(collection.captions):
     at = np.unique(np.linspace(0, len(collection.captions) - 1, OTHERS).astype(int))
@@ -92,38 +95,31 @@ def other_curves(searcher):
     vectors = np.stack([query.vector for query in searcher.embed(texts)])
   else:
     return np.zeros((0, CURVE), int)
-  return curves(searcher, vectors)[1]
+  found = collection.store.histogram(vectors, _GRID)
+  return np.zeros((0, CURVE), int) if found is None else found
 
 
 def curves(searcher, vectors):
   """float32 [q, width] -> scores [CURVE], int [q, CURVE] images that reach each."""
-  grid, store = np.round(np.linspace(-1, 1, CURVE), 4), searcher.collection.store
-  found = store.histogram(vectors, grid)
-  if found is None:  # an engine that is asked score by score, of which it has few
-    return grid, np.stack([_counted(store, vector, grid) for vector in vectors])
-  return grid, found
+  store = searcher.collection.store
+  found = store.histogram(vectors, _GRID)
+  if found is None:
+    return _GRID, np.stack([_counted(store, vector, _GRID) for vector in vectors])
+  return _GRID, found
 
 
 def _counted(store, vector, grid):
-  """int [CURVE], by as few questions as there are different answers at most."""
-  found = np.full(len(grid), -1)
-
-  def ask(at):
-    if found[at] < 0:
-      count = store.count(vector[None], [grid[at]])[0]
-      found[at] = len(store) if count is None else count
-    return found[at]
-
-  def fill(low, high):
-    if ask(low) == ask(high):
-      found[low : high + 1] = found[low]
-    elif high - low > 1:
-      middle = (low + high) // 2
-      fill(low, middle)
-      fill(middle, high)
-
-  fill(0, len(grid) - 1)
-  return found
+  """int [CURVE], from the longest list of scores that the engine gives; below it, all images."""
+  low, high, at, scores = 0, len(grid), 0, np.zeros(0)  # first, whether all can be listed
+  while low < high:
+    found = store.above(vector[None], [grid[at]])[0]
+    if found is None:
+      low = at + 1
+    else:
+      high, scores = at, found
+    at = (low + high) // 2
+  counts = len(scores) - np.searchsorted(np.sort(scores), grid.astype(np.float32))
+  return np.where(np.arange(len(grid)) < low, len(store), counts)
 
 
 def calibration(searcher) -> dict:

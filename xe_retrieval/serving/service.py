@@ -24,6 +24,7 @@ from xe_retrieval.serving.loaded import InvalidRequest, Loaded, UnknownImage, em
 POLL = 1.0  # seconds between checks for a new index
 _PICTURE_CACHE = 1_024  # embedded pictures
 _THUMBNAIL_CACHE = 64 << 20  # bytes
+_LOOKUPS = 8  # threads that ask the store, which may be far away, for few images
 
 
 class Service:
@@ -42,6 +43,9 @@ class Service:
     self._pictures = Batcher(embed_pictures, 1, LIMITS["pictures"])
     self._decoding = 0  # thumbnails being made
     self._pool = concurrent.futures.ThreadPoolExecutor(cores.available() + 1)
+    self._counting = 0  # curves that are waited for
+    self._curves = concurrent.futures.ThreadPoolExecutor(1)
+    self._lookups = concurrent.futures.ThreadPoolExecutor(_LOOKUPS)
 
   @property
   def searcher(self) -> searchers.Searcher:
@@ -68,10 +72,14 @@ class Service:
   async def search(self, queries, options: dict, like: str | None = None):
     """`options` are fields of schema.Search; `queries` may be empty if there is a picture."""
     found = await self._found(queries, options, like)
-    return [
-      responses.search(loaded.searcher, one, like) | {"version": loaded.version}
-      for loaded, one in found
-    ]
+
+    def shown():
+      return [
+        responses.search(loaded.searcher, one, like) | {"version": loaded.version}
+        for loaded, one in found
+      ]
+
+    return await self._look_up(shown)
 
   async def export(self, queries, options: dict, kind: str, like: str | None = None):
     """(content, media type)."""
@@ -83,18 +91,25 @@ class Service:
   async def _found(self, queries, options, like):
     if not queries and like is None:
       raise InvalidRequest("search for what? q is words, like a picture; give one or both")
-    self._current.check(options, bool(queries))
-    vector = None if like is None else self._like(like)
+    await self._look_up(self._current.check, options, bool(queries))
+    vector = None if like is None else await self._like(like)
     jobs = [(query, options, like, vector) for query in queries or [None]]
     return await self._queries.ask(jobs)
 
-  def _like(self, id):
+  async def _look_up(self, ask, *about):
+    """Not in the event loop: a store that does not answer would stop all other requests."""
+    return await asyncio.get_running_loop().run_in_executor(self._lookups, ask, *about)
+
+  async def _like(self, id):
     """(model's fingerprint, vector) of an image of the index, or of an uploaded picture."""
     searcher = self.searcher
     model = searcher.model.fingerprint()
-    found = searcher.collection.find(id)
-    if found is not None:
-      vector = searcher.collection.store.vectors(np.array([found]))
+
+    def look():
+      found = searcher.collection.find(id)
+      return None if found is None else searcher.collection.store.vectors(np.array([found]))
+
+    if (vector := await self._look_up(look)) is not None:
       return model, searcher.model.scoring.plain(vector)[0]
     if (model, id) not in self._uploads:
       raise UnknownImage(id)
@@ -113,18 +128,37 @@ class Service:
     return (await self._queries.ask([lambda loaded: loaded.similar(id, top)]))[0]
 
   async def curve(self, query):
-    return (await self._queries.ask([lambda loaded: loaded.curve(query)]))[0]
+    """Counts all images, in a thread of its own: searches go on."""
+    if self._counting >= LIMITS["curves"]:
+      raise Busy
+    self._counting += 1
+    try:
+      ((loaded, embedded),) = await self._queries.ask([lambda loaded: loaded.query(query)])
+      loop = asyncio.get_running_loop()
+      return await loop.run_in_executor(self._curves, loaded.curve, embedded)
+    finally:
+      self._counting -= 1
 
-  def image(self, id):
-    return responses.images(self.searcher, np.array([self._current.find(id)]))[0]
+  async def image(self, id):
+    loaded = self._current
+    return await self._look_up(
+      lambda: responses.images(loaded.searcher, np.array([loaded.find(id)]))[0]
+    )
 
   def about(self):
     return self._current.about | {"version": self._current.version}
 
   async def thumbnail(self, id, side):
     """Returns (bytes, media type), from the cache or decoded in the thread pool."""
-    searcher, found = self.searcher, self._current.find(id)
-    key = (id, side, searcher.collection.stamp(found))
+    loaded = self._current
+    collection = loaded.searcher.collection
+
+    def look():
+      found = loaded.find(id)
+      return found, collection.stamp(found)
+
+    found, stamp = await self._look_up(look)
+    key = (id, side, stamp)
     if key in self._thumbnails:
       return self._thumbnails[key]
     if self._decoding >= LIMITS["waiting"]:
@@ -132,7 +166,7 @@ class Service:
     self._decoding += 1
     try:
       loop = asyncio.get_running_loop()
-      made = await loop.run_in_executor(self._pool, _thumbnail, searcher.collection, found, side)
+      made = await loop.run_in_executor(self._pool, _thumbnail, collection, found, side)
     finally:
       self._decoding -= 1
     if made is None:
@@ -198,7 +232,7 @@ def _stamp(path):
 def _result(job, loaded):
   try:
     return job(loaded)
-  except UnknownImage as e:
+  except Exception as e:  # of this job, and not of those that came with it
     return e
 
 

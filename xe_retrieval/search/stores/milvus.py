@@ -20,7 +20,7 @@ import numpy as np
 
 from xe_retrieval.search import conditions
 from xe_retrieval.search.stores import milvus_client, milvus_rows
-from xe_retrieval.search.stores.store import NAMED, OWN, Store
+from xe_retrieval.search.stores.store import NAMED, OWN, Store, Unavailable
 
 EXACT_BELOW = 250_000  # images; from there on, a server gets an approximate index
 PAGE = 16_384  # results of one request, by Milvus's limit
@@ -29,6 +29,7 @@ MOST = 1_000_000  # scores that are listed by several requests
 FIRST = 256  # results of the first request of a range search, most of which find less
 ROWS = 16_384  # of which is kept what is known of them
 RESULTS = 200_000  # of all queries of a request
+EXACT_AT_ONCE = 16  # queries of a request for which an approximate index looks at nearly everything
 
 
 class MilvusStore(Store):
@@ -41,13 +42,18 @@ class MilvusStore(Store):
       raise ValueError("milvus-lite has no ScaNN: leave --kind out, or use a Milvus server")
     self.client = milvus_client.connect(path, about["uri"])
     self.rows = milvus_rows.Rows(self.columns, about["fields"])
-    milvus_client.check(self.client, about)
+    self._about = about | {"built": milvus_client.check(self.client, about)}
+    seconds = milvus_client.WRITING if writing else milvus_client.READING
+    self._call = milvus_client.Calls(self.client, about, seconds)
     self.matching = functools.lru_cache(64)(self._matching)
     self._lock = threading.Lock()
-    self._gone = np.zeros(0, np.uint64)  # removed unless they are added again
+    self._gone = np.zeros(0, np.uint64)  # removed, ascending
+    self._back = np.zeros(0, bool)  # which of these were added again
     self._cache = None if writing else cachetools.LRUCache(ROWS)  # key -> what is known of it
     if writing:
       self._delete(self._ids(f"batch > {about['update']}"))
+      # As an interrupted `commit` leaves it.
+      self.stale = self._about != about or self._count() != len(self)
 
   @property
   def approximate(self):
@@ -60,11 +66,14 @@ class MilvusStore(Store):
 
   def nearest(self, queries, k, where=None, exact=False):
     k, found = min(k, PAGE, len(self)), []
-    for some in _batches(queries, max(1, RESULTS // max(k, 1))):
+    size = EXACT_AT_ONCE if exact and self.approximate else RESULTS // max(k, 1)
+    for some in _batches(queries, max(1, size)):
       found += self._search(some, k, where, exact=exact) if k else [([], [])] * len(some)
-    least = min((len(ids) for ids, _ in found), default=0)  # all alike, unless approximate
-    ids = np.array([ids[:least] for ids, _ in found], np.int64).reshape(len(found), least)
-    scores = np.array([s[:least] for _, s in found], np.float32).reshape(len(found), least)
+    most = max((len(ids) for ids, _ in found), default=0)  # all alike, unless approximate
+    ids = np.zeros((len(found), most), np.int64)
+    scores = np.full((len(found), most), -np.inf, np.float32)
+    for q, (some, of) in enumerate(found):
+      ids[q, : len(some)], scores[q, : len(of)] = some, of
     order = np.lexsort((ids, -scores), axis=1)
     ids, scores = (np.take_along_axis(x, order, axis=1) for x in (ids, scores))
     return ids.view(np.uint64), scores
@@ -81,9 +90,22 @@ class MilvusStore(Store):
     if exact or not self.approximate:
       found = []
       for query, low, of in zip(queries, least, scores, strict=True):
-        whole = len(of) < FIRST or of[-1] < low
-        found.append(of[of >= low] if whole else self._range(query, float(low), where))
+        found.append(self._passing(query, float(low), of, where, exact))
     return ids[:, :k], scores[:, :k], found
+
+  def _passing(self, query, least, best, where, exact):
+    """Scores from `least` on, of which the `best` are known. Unless `exact`, only how many they
+    are is right, which takes one question if all images pass, and one page of scores if not."""
+    if len(best) < FIRST or best[-1] < least:
+      return best[np.isfinite(best) & (best >= least)]
+    if exact:
+      return self._range(query, least, where)
+    [(_, lowest)] = self._search([-query], 1, where)
+    if -lowest[0] < least:
+      return self._range(query, least, where, PAGE)
+    count = self.matching(where)
+    rest = np.full(max(count - len(best), 0), best[-1], np.float32)
+    return np.append(best, rest) if count <= MOST else None
 
   def histogram(self, queries, grid):
     if self.approximate or len(self) > (LITE_PAGE if self.lite else PAGE):
@@ -103,7 +125,7 @@ class MilvusStore(Store):
 
   def fetch(self, ids, columns):
     found = self._rows_of(ids, columns)
-    rows = [found[i] for i in _signed(ids)]
+    rows = [self._row(found, i) for i in _signed(ids)]
     return {name: [self.rows.value(row, name) for row in rows] for name in columns}
 
   def _rows_of(self, ids, columns):
@@ -121,7 +143,14 @@ class MilvusStore(Store):
 
   def vectors(self, ids):
     found = {row["id"]: row["vector"] for row in self._query(_signed(ids), ["vector"])}
-    return np.array([found[i] for i in _signed(ids)], np.float32).reshape(-1, self.width)
+    rows = [self._row(found, i) for i in _signed(ids)]
+    return np.array(rows, np.float32).reshape(-1, self.width)
+
+  def _row(self, found, key):
+    if key not in found:
+      name = self._about["name"]
+      raise Unavailable(f"{name} is being updated, images of this answer have gone: ask again")
+    return found[key]
 
   def _filter(self, where):
     done = conditions.Test("batch", "<=", self._about["update"])
@@ -129,7 +158,7 @@ class MilvusStore(Store):
 
   def _search(self, queries, k, where, exact=False, **range_):
     """[(ids, scores)] of each query."""
-    params = range_ | self._effort(k, exact)
+    params = range_ | milvus_client.effort(self._about["built"], k, exact)
     found = self._ask(
       "search",
       data=list(np.ascontiguousarray(queries, np.float32)),
@@ -141,15 +170,7 @@ class MilvusStore(Store):
     )
     return [([hit["id"] for hit in hits], [hit["distance"] for hit in hits]) for hits in found]
 
-  def _effort(self, k, exact):
-    """How far an approximate index looks."""
-    if self._about["built"] == "HNSW":
-      return {"ef": 32_768 if exact else max(256, 2 * k)}
-    if self._about["built"] == "SCANN":
-      return {"nprobe": 16_384 if exact else 128, "reorder_k": max(10 * k, 600)}
-    return {}
-
-  def _range(self, query, least, where):
+  def _range(self, query, least, where, most=MOST):
     """Scores from `least` on, page by page from the highest; None: too many."""
     if not np.isfinite(least) and least > 0 or not len(self):
       return np.zeros(0, np.float32)
@@ -165,7 +186,7 @@ class MilvusStore(Store):
         return known[known >= least]
       if limit < min(page, len(self)):
         limit = min(8 * limit, page, len(self))
-      elif self.lite or len(found) == before or len(found) >= MOST:
+      elif self.lite or len(found) == before or len(found) >= most:
         return None  # milvus-lite cuts to a limit before it looks at a ceiling
       else:
         ceiling = {"range_filter": min(scores)}
@@ -193,9 +214,7 @@ class MilvusStore(Store):
 
   def _ask(self, method, **more):
     """Of the client; Milvus answers with all that was written before."""
-    with milvus_client.asking(self._about["uri"]):
-      call = getattr(self.client, method)
-      return call(self._about["collection"], consistency_level="Strong", **more)
+    return self._call(method, consistency_level="Strong", **more)
 
   # ---- writing ----
 
@@ -216,30 +235,30 @@ class MilvusStore(Store):
       raise ValueError(
         f"{self._about['name']} holds vectors of {self.width} dimensions, not {vectors.shape[1]}"
       )
-    replaced = np.isin(ids, self._gone)
+    at = np.searchsorted(self._gone, ids)
+    replaced = np.append(self._gone, 0)[at] == ids
+    replaced &= at < len(self._gone)
     batch = np.where(replaced, 0, self._about["update"] + 1)
     size = max(1, min(2000, 8_000_000 // (4 * self.width + 1000)))
     for start in range(0, len(ids), size):
       some = slice(start, start + size)
       part = {name: column[some] for name, column in columns.items()}
       rows = self.rows.make(_signed(ids[some]), vectors[some], batch[some], part)
-      with milvus_client.asking(self._about["uri"]):
-        self.client.upsert(self._about["collection"], rows)
-    self._gone = np.setdiff1d(self._gone, ids)
+      self._call("upsert", data=rows)
+    self._back[at[replaced]] = True
 
   def remove(self, ids):
-    self._gone = np.union1d(self._gone, np.asarray(ids, np.uint64))
+    self._gone = np.union1d(self._gone[~self._back], np.asarray(ids, np.uint64))
+    self._back = np.zeros(len(self._gone), bool)
 
   def _delete(self, ids):
     for some in _batches(_signed(ids), 2000):
-      with milvus_client.asking(self._about["uri"]):
-        self.client.delete(self._about["collection"], ids=some)
+      self._call("delete", ids=some)
 
   def commit(self, queries=None):
-    self._delete(self._gone)
-    self._gone = self._gone[:0]
-    with milvus_client.asking(self._about["uri"]):
-      self.client.flush(self._about["collection"])
+    self._delete(self._gone[~self._back])
+    self._gone, self._back = self._gone[:0], self._back[:0]
+    self._call("flush")
     images = self._count()
     built = self._wanted(images)
     if built != self._about["built"]:
@@ -260,11 +279,9 @@ class MilvusStore(Store):
     return kind.upper()
 
   def swept(self, before):
-    """Drops what a rebuilt collection takes the place of."""
-    gone = before.get("collection") if before.get("uri") == self._about["uri"] else None
-    if gone and gone != self._about["collection"]:
-      with milvus_client.asking(self._about["uri"]):
-        self.client.drop_collection(gone)
+    here = before.get("uri") == self._about["uri"]
+    if here and before["collection"] != self._about["collection"]:
+      milvus_client.drop(self.client, before)
 
 
 def _signed(ids):

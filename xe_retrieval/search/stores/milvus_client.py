@@ -12,11 +12,14 @@ import logging
 import os
 import pathlib
 import secrets
+import time
 import urllib.parse
 
 from xe_retrieval.search.stores.store import Unavailable
 
 OWNER = "owner"
+READING, WRITING = 5, 120  # seconds that a call may take
+PAUSE = 1  # seconds in which all calls fail at once, after one that has waited in vain
 INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"with_raw_data": True}}
 
 
@@ -95,12 +98,34 @@ def asking(uri):
     raise Unavailable(f"Milvus at {_public(uri)}: {' '.join(str(said).split())[:300]}") from e
 
 
+class Calls:
+  """Calls about the collection of a manifest, each of which ends in time."""
+
+  def __init__(self, client, about, seconds):
+    self._client, self._uri, self._name = client, about["uri"], about["collection"]
+    self.seconds, self._failed = seconds, (0.0, "")
+
+  def __call__(self, method, **more):
+    until, sentence = self._failed
+    start = time.monotonic()
+    if start < until:  # requests that wait in a queue would wait in vain one after the other
+      raise Unavailable(sentence)
+    try:
+      with asking(self._uri):
+        return getattr(self._client, method)(self._name, timeout=self.seconds, **more)
+    except Unavailable as e:
+      if time.monotonic() > start + 0.9 * self.seconds:
+        self._failed = time.monotonic() + PAUSE, str(e)
+      raise
+
+
 def _public(uri):
   return uri.rpartition("@")[2]
 
 
-def check(client, about):
-  """That the collection is there, and that of this index."""
+def check(client, about) -> str:
+  """That the collection is there, and that of this index -> the kind of its vectors' index, which
+  an interrupted `build` may have left out or made another one than the manifest says."""
   name, uri = about["collection"], about["uri"]
   with asking(uri):
     if not client.has_collection(name):
@@ -116,7 +141,19 @@ def check(client, about):
         f"the collection {name} of Milvus at {uri} has vectors of {width} dimensions, "
         f"the index says {about['width']}"
       )
+    if not client.list_indexes(name, "vector"):
+      _index(client, name, about["built"])
+    kind = (client.describe_index(name, "vector") or {}).get("index_type", about["built"])
     client.load_collection(name)
+  return kind
+
+
+def drop(client, about):
+  """What a rebuilt collection takes the place of, if it is there and of this index."""
+  name = about["collection"]
+  with asking(about["uri"]):
+    if client.has_collection(name) and _owner(client.describe_collection(name)) == about["owner"]:
+      client.drop_collection(name)
 
 
 def _owner(found):
@@ -183,9 +220,17 @@ def _free_name(path, about):
 
 def build(client, name, kind):
   """Replaces the vectors' index by one of another kind."""
-  client.release_collection(name)
-  client.drop_index(name, "vector")
-  _index(client, name, kind)
+  import pymilvus
+
+  for last in (False, True):
+    client.release_collection(name)
+    client.drop_index(name, "vector")
+    try:
+      _index(client, name, kind)
+      break
+    except pymilvus.MilvusException:  # a reader that found none has made one in between
+      if last:
+        raise
   client.load_collection(name)
 
 
@@ -195,6 +240,15 @@ def _index(client, name, kind):
     "vector", index_name="vector", index_type=kind, metric_type="IP", params=INDEXES[kind]
   )
   client.create_index(name, wanted)
+
+
+def effort(kind, k, exact) -> dict:
+  """How far an approximate index looks."""
+  if kind == "HNSW":
+    return {"ef": 32_768 if exact else max(256, 2 * k)}
+  if kind == "SCANN":
+    return {"nprobe": 16_384 if exact else 128, "reorder_k": max(10 * k, 600)}
+  return {}
 
 
 def sync(file):

@@ -35,6 +35,7 @@ class Store(Protocol):
 
   columns: dict[str, str]  # what conditions may name -> text, whole, number or date
   approximate: bool  # whether `nearest` may miss some of the nearest, unless `exact`
+  stale = False  # opened to write to, and not as the manifest says: commit, and replace that
 
   def __len__(self) -> int:
     """How many images there are."""
@@ -45,7 +46,8 @@ class Store(Protocol):
     """float32 [Q, width] -> ids uint64 [Q, k'], scores float32 [Q, k'], best first.
 
     k' is min(k, images that match), or less where an engine cannot list that many. Equal scores
-    come in an order that does not change.
+    come in an order that does not change. Where an approximate index finds less for one query than
+    for another, what is missing has the score −inf.
     """
 
   def above(self, queries, least, where=None) -> list[np.ndarray | None]:
@@ -59,6 +61,7 @@ class Store(Protocol):
 
   def scan(self, queries, k, least, where=None, exact=False):
     """`nearest`, and third what `above` says, or None where only an approximate index was asked.
+    Unless `exact`, an engine may say no more than how many those scores are, after the best.
 
     Engines that look at every vector anyway answer both in one pass.
     """

@@ -72,9 +72,10 @@ class TableColumns:
       if kind in (".jsonl", ".json"):
         return pa.json.read_json(self.path)
       if kind == ".csv":
-        return pa.csv.read_csv(self.path, convert_options=as_bytes)
+        lines = pa.csv.ParseOptions(newlines_in_values=True)
+        return pa.csv.read_csv(self.path, parse_options=lines, convert_options=as_bytes)
       if kind == ".tsv":
-        tabs = pa.csv.ParseOptions(delimiter="\t")
+        tabs = pa.csv.ParseOptions(delimiter="\t", newlines_in_values=True)
         return pa.csv.read_csv(self.path, parse_options=tabs, convert_options=as_bytes)
     except (OSError, pa.ArrowException) as e:
       raise ValueError(f"{self.path} cannot be read as a table: {' '.join(str(e).split())}") from e
