@@ -130,7 +130,7 @@ def test_errors_say_what_is_wrong(client):
     ("/api/search?q=", 422, "q: String should have at least 1 character"),
     ("/api/search?q=+", 422, "q: String should match"),
     (f"/api/search?q={'x' * 501}", 422, "q: String should have at most 500 characters"),
-    (f"/api/search?q={'x' * 9000}", 414, "the address is longer than 8,192 bytes"),
+    (f"/api/search?q={'x' * 33000}", 414, "the address is longer than 32,768 bytes"),
     ("/api/search?q=a&top=0", 422, "top: Input should be greater than or equal to 1"),
     ("/api/search?q=a&top=201", 422, "top: Input should be less than or equal to 200"),
     ("/api/search?q=a&threshold=nan", 422, "threshold: "),

@@ -183,6 +183,21 @@ def folder(label, name) -> str:
   return image_sources.readable(os.path.join(label, os.path.dirname(name))).rstrip("/")
 
 
+def columns(source, label, names, stamps) -> dict[str, pa.Array]:
+  """What is known of every image (stores.store.OWN): list of bytes [n], int64 [n, 2]."""
+  dates = np.full(len(names), -1) if source.has_captions else np.maximum(stamps[:, 1], -1)
+  years = dates.astype("datetime64[ns]").astype("datetime64[Y]").astype(np.int64) + 1970
+  return {
+    "source": pa.array([label] * len(names), pa.string()),
+    "folder": pa.array([folder(label, os.fsdecode(name)) for name in names], pa.string()),
+    "name": pa.array(names, pa.binary()),
+    "date": pa.array(dates, pa.int64()),
+    "year": pa.array(np.where(dates < 0, -1, years), pa.int64()),
+    "stamp_size": pa.array(stamps[:, 0], pa.int64()),
+    "stamp_time": pa.array(stamps[:, 1], pa.int64()),
+  }
+
+
 def ids_of(source, entries):
   return image_sources.ids(source.key, [os.fsencode(entry.name) for entry in entries])
 

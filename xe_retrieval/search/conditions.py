@@ -18,7 +18,7 @@ import re
 
 from xe_retrieval.search.stores.condition_tree import COMPARE, Condition, Joined, Test
 
-LONGEST = 4_000  # characters of a filter
+LONGEST = 1_000  # characters of a filter
 MOST = 16  # comparisons, each of which looks at all images
 DEEPEST = 50  # parentheses and nots in each other
 DAY = 86_400 * 10**9  # nanoseconds

@@ -18,7 +18,6 @@ import sys
 import filelock
 import jax
 import numpy as np
-import pyarrow as pa
 import tqdm
 
 from xe_retrieval import model as models
@@ -252,20 +251,9 @@ class _Update:
   def _columns(self, source, label, ids, names, stamps, held):
     """What is known of images, as Store.add takes it. Of `held`, which are in the store, stays what
     the table says nothing of."""
-    dates = np.full(len(names), -1) if source.has_captions else np.maximum(stamps[:, 1], -1)
-    years = dates.astype("datetime64[ns]").astype("datetime64[Y]").astype(np.int64) + 1970
-    folders = [chunks.folder(label, os.fsdecode(name)) for name in names]
-    own = {
-      "source": pa.array([label] * len(names), pa.string()),
-      "folder": pa.array(folders, pa.string()),
-      "name": pa.array(names, pa.binary()),
-      "date": pa.array(dates, pa.int64()),
-      "year": pa.array(np.where(dates < 0, -1, years), pa.int64()),
-      "stamp_size": pa.array(stamps[:, 0], pa.int64()),
-      "stamp_time": pa.array(stamps[:, 1], pa.int64()),
-    }
     table = self.table.of(names) if self.table else {}
     others = {name: kind for name, kind in self.columns.items() if name not in table}
+    own = chunks.columns(source, label, names, stamps)
     return own | table_columns.held(self.store, ids, np.isin(ids, held), others) | table
 
 

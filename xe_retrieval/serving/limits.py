@@ -14,7 +14,7 @@ LIMITS = {
   "pictures": 32,  # queued
   "curves": 32,  # waited for
   "active": 1_024,  # requests being answered
-  "address": 8_192,  # bytes
+  "address": 32_768,  # bytes: every option at its longest, percent-encoded
   "headers": 32_768,
   "body": 262_144,
   "picture": 16 << 20,
