@@ -48,6 +48,7 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
 
   A part that is done stays as it is, unless `update` and its pictures have changed.
   """
+  _check(source)
   plan = plan_of(model, source, parts)
   out = directory.claim(out, plan)
   folder = directory.folder(out, part, parts)
@@ -69,6 +70,13 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
   return _embed(model, source, out, folder, plan, part)
 
 
+def _check(source):
+  """An unmounted disk leaves an empty folder: its pictures are not gone, and its part not done."""
+  source.check()
+  if next(iter(source.entries()), None) is None:
+    raise ValueError(f"{source.key} holds no pictures: is its disk mounted?")
+
+
 def _embed(model, source, out, folder, plan, part):
   files = leftovers.intact(folder, vector_files.schema(plan.width))
   known = _Known([file.rows for file in files])
@@ -86,7 +94,7 @@ def _embed(model, source, out, folder, plan, part):
         content = vector_files.table(rows, chunk.entries, chunk.vectors)
         files.append(vector_files.write(folder, number, content))
         number, embedded = number + 1, embedded + len(rows)
-  source.check()
+  _check(source)
   seen = np.concatenate([known.seen, np.ones(embedded, bool)])
   files = _current(folder, plan, files, seen, number)
   done = directory.finish(out, plan, part, files, skipped)
