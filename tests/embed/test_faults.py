@@ -1,9 +1,13 @@
 """Disks that fail or are not mounted, and other workers: no vector is lost, no part done too early."""
 
+import errno
+import os
+
 import pytest
 
-from tests.embed.test_part import rows, same
-from xe_retrieval.embed import directory, part
+from tests.embed.conftest import BROKEN, HOSTILE, PICTURES
+from tests.embed.test_part import change, embed, rows, same, skipped
+from xe_retrieval.embed import directory, embedded_source, part
 from xe_retrieval.search import image_sources
 
 EMPTY = "photos holds no pictures: is its disk mounted"
@@ -39,3 +43,39 @@ def test_a_disk_that_is_unmounted_meanwhile(model, source, tmp_path):
   with pytest.raises(ValueError, match=EMPTY):
     part.run(model, Unmounted(source.path), tmp_path / "out", 1, 1)
   assert not directory.marker(tmp_path / "out", 1, 1).exists()
+
+
+def test_a_folder_that_one_worker_cannot_list(model, source, tmp_path, monkeypatch):
+  out, real, refused = tmp_path / "out", os.scandir, []
+
+  def scandir(path):
+    if refused and os.fsdecode(path).endswith("deeper/"):
+      raise OSError(errno.EACCES, "Permission denied")
+    return real(path)
+
+  monkeypatch.setattr(os, "scandir", scandir)
+  refused.append(True)
+  parts = 3  # in only one of them is the name of the folder
+  embed(model, source, out, parts)
+  plan = directory.read_plan(out)
+  for number in range(1, parts + 1):
+    lines = directory.read_skipped(out, directory.read_done(out, plan, number))
+    assert [line["name"] for line in lines].count("deeper/") == 1
+  taken = embedded_source.EmbeddedSource(
+    embedded_source.open_directory(out, model.fingerprint())
+  ).skipped()
+  assert sorted(name for name, _ in taken) == sorted([*BROKEN, "deeper/"])
+  refused.clear()  # --update takes over what can be listed now
+  embed(model, source, out, parts, update=True)
+  assert len(rows(out)) == PICTURES + len(HOSTILE) and "deeper/" not in skipped(out)
+  before = rows(out)
+  refused.append(True)  # its vectors stay, of the others what has changed is taken over
+  change(source.path)
+  reports = embed(model, source, out, parts)
+  assert sum(report.gone for report in reports) == 0
+  embed(model, source, out, parts, update=True)
+  assert before.keys() < rows(out).keys() and "deeper/" in skipped(out)
+  refused.clear()
+  embed(model, source, out, parts, update=True)
+  embed(model, source, tmp_path / "expected", parts)
+  same(rows(out), rows(tmp_path / "expected"))

@@ -107,7 +107,8 @@ class EmbeddedSource:
     return Chunks(self._embeddings)
 
   def skipped(self) -> list[tuple[str, str]]:
-    return list(self._embeddings.skipped())
+    """Each once: a folder that no worker could list is in the lists of all parts."""
+    return list(dict.fromkeys(self._embeddings.skipped()))
 
 
 class Chunk(NamedTuple):
