@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 
 import pytest
 
@@ -79,3 +80,43 @@ def test_a_folder_that_one_worker_cannot_list(model, source, tmp_path, monkeypat
   embed(model, source, out, parts, update=True)
   embed(model, source, tmp_path / "expected", parts)
   same(rows(out), rows(tmp_path / "expected"))
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".json", ".jsonl"])
+def test_a_disk_that_fails_for_a_while_is_no_damage(model, source, tmp_path, monkeypatch, kind):
+  out = tmp_path / "out"
+  part.run(model, source, out, 1, 1)
+  before = rows(out)
+
+  def fails(path):
+    if path.suffix == kind and path.name != directory.PLAN:
+      raise OSError(errno.EIO, "Input/output error", str(path))
+    return pathlib.Path(path).read_bytes()
+
+  def refused():
+    files = {path: path.stat().st_ino for path in out.rglob("*")}
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+      patch.setattr(type(directory.folder(out, 1, 1)), "read_bytes", fails)
+      patch.setattr(type(directory.folder(out, 1, 1)), "read_text", lambda p: fails(p).decode())
+      part.run(model, source, out, 1, 1)
+    assert {path: path.stat().st_ino for path in out.rglob("*")} == files
+
+  refused()
+  if kind == ".parquet":
+    directory.marker(out, 1, 1).unlink()  # as of a part that was interrupted
+    refused()
+  assert part.run(model, source, out, 1, 1).embedded == 0
+  same(rows(out), before)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+def test_a_picture_that_a_disk_does_not_give_now_is_not_skipped(model, source, tmp_path, code):
+  class Failing(image_sources.Folder):
+    def read(self, name):
+      if name == "scene007.png":
+        raise OSError(code, os.strerror(code))
+      return super().read(name)
+
+  with pytest.raises(OSError, match=f"{os.strerror(code)}.*photos/scene007.png"):
+    part.run(model, Failing(source.path), tmp_path / "out", 1, 1)
+  assert not directory.marker(tmp_path / "out", 1, 1).exists()

@@ -131,7 +131,9 @@ def read_skipped(out, done: Done) -> list[dict]:
   try:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{key: line[key] for key in ("name", "reason", "stamp")} for line in lines]
-  except (OSError, ValueError, KeyError, TypeError) as e:
+  except FileNotFoundError:
+    raise ValueError(f"{path} is missing; {vector_files.AGAIN}") from None
+  except (ValueError, KeyError, TypeError) as e:
     raise ValueError(f"{path} is damaged ({e}); {vector_files.AGAIN}") from e
 
 
@@ -140,14 +142,17 @@ def marker(out, part: int, parts: int) -> epath.Path:
 
 
 def read_done(out, plan: Plan, part: int) -> Done | None:
-  """None if the part is not done; ValueError if its marker is damaged or of another plan."""
+  """None if the part is not done; ValueError if its marker is damaged or of another plan.
+
+  OSError if the disk fails, here and in `read_skipped`: that is no damage, nothing may be deleted.
+  """
   path = marker(out, part, plan.parts)
   try:
     done = Done(**json.loads(path.read_text()))
     rows = sum(rows for rows, _, _ in done.files.values())
   except FileNotFoundError:
     return None
-  except (ValueError, TypeError, AttributeError, OSError) as e:
+  except (ValueError, TypeError, AttributeError) as e:
     raise ValueError(f"{path} is damaged ({e}); {vector_files.AGAIN}") from e
   about = done.part, done.parts, done.model, done.source, done.pictures
   if about != (part, plan.parts, plan.model, plan.source, rows):
