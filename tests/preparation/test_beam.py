@@ -233,7 +233,7 @@ def test_errors_are_one_sentence(tmp_path, photos, monkeypatch):
 
 
 def test_local_runs_do_not_import_beam(tmp_path, photos):
-  table = write_table(tmp_path / "t.tsv", [("0.jpg", "a")])
+  table = write_table(tmp_path / "t.tsv", [("0.jpg", "a"), ("https://example.com/a.jpg", "b")])
   code = f"""
 import sys
 from xe_retrieval import prepare

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -123,7 +124,7 @@ def size(path: str) -> int:
 
 def is_remote(path) -> bool:
   """Whether it is one that Beam opens: gs://bucket/…"""
-  return "://" in str(path)
+  return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path)) is not None
 
 
 def absolute(path: str) -> str:
