@@ -8,6 +8,9 @@ import pytest
 
 from tests.embed.conftest import BROKEN, HOSTILE, PICTURES
 from tests.embed.test_part import change, embed, rows, same, skipped
+from tests.search.conftest import draw
+from xe_retrieval.data import paths
+from xe_retrieval.embed import __main__ as command
 from xe_retrieval.embed import directory, embedded_source, part
 from xe_retrieval.search import image_sources
 
@@ -120,3 +123,55 @@ def test_a_picture_that_a_disk_does_not_give_now_is_not_skipped(model, source, t
   with pytest.raises(OSError, match=f"{os.strerror(code)}.*photos/scene007.png"):
     part.run(model, Failing(source.path), tmp_path / "out", 1, 1)
   assert not directory.marker(tmp_path / "out", 1, 1).exists()
+
+
+def test_what_another_worker_deletes_or_finishes_meanwhile(model, source, tmp_path, monkeypatch):
+  out = tmp_path / "out"
+  part.run(model, source, out, 1, 1)
+  before, folder = rows(out), directory.folder(out, 1, 1)
+  path = type(folder)
+
+  def gone_before(name, suffix):
+    """Another worker deletes a file of this suffix just before it is used."""
+    real = getattr(path, name)
+
+    def used(self, *given, **options):
+      if self.suffix == suffix:
+        pathlib.Path(self).unlink(missing_ok=True)
+      return real(self, *given, **options)
+
+    monkeypatch.setattr(path, name, used)
+
+  (chunk,) = folder.glob("*.parquet")
+  chunk.write_bytes(b"damaged")
+  other = folder / f".000000-00000000.parquet.elsewhere-7.7{paths.PARTIAL}"
+  other.write_bytes(b"has just been linked")
+  with monkeypatch.context():
+    gone_before("unlink", ".json")
+    gone_before("unlink", ".parquet")
+    gone_before("stat", paths.PARTIAL)
+    assert part.run(model, source, out, 1, 1).embedded == len(before)
+    monkeypatch.undo()
+  same(rows(out), before)
+  assert not other.exists()
+  draw(source.path, range(60, 61))
+  gone_before("unlink", ".json")
+  part.run(model, source, out, 1, 1, update=True)
+  monkeypatch.undo()
+  assert len(rows(out)) == len(before) + 1
+  directory.marker(out, 1, 1).unlink()
+  monkeypatch.setattr(directory.paths, "create", lambda *_: False)  # and deleted again
+  with pytest.raises(ValueError, match="part 1/1 of .* was changed by another worker"):
+    part.run(model, source, out, 1, 1)
+
+
+def test_the_exit_code_is_that_of_the_parts_asked_for(model, source, tmp_path, capsys):
+  out = tmp_path / "out"
+  part.run(model, source, out, 2, 3)
+  assert [command._status(out, f"{i}/3") for i in (1, 2, 3)] == [1, 0, 1]
+  assert command._status(out, "all/3") == command._status(out) == 1
+  assert "missing: 1,3" in capsys.readouterr().out
+  (chunk,) = directory.folder(out, 2, 3).glob("*.parquet")
+  chunk.unlink()
+  assert command._status(out, "2/3") == 1
+  assert f"{chunk} is missing" in capsys.readouterr().out

@@ -112,6 +112,10 @@ def finish(out, plan: Plan, part: int, files, skipped) -> Done:
   content = json.dumps(dataclasses.asdict(done), indent=1) + "\n"
   if not paths.create(marker(out, part, plan.parts), content.encode()):
     done = read_done(out, plan, part)
+    if done is None:
+      raise ValueError(
+        f"part {part}/{plan.parts} of {out} was changed by another worker; run the same command again"
+      )
   leftovers.delete_unlisted(where, {*done.files, done.skipped_file})
   return done
 
@@ -167,14 +171,14 @@ class Status:
   pictures: int
   skipped: int
   missing: list[int]  # parts
-  damaged: list[str]  # a sentence each
+  damaged: dict[int, str]  # a sentence each
 
 
 def status(out) -> Status:
   """Reads every marker, and the sizes of the files they name."""
   out, plan = paths.given(out), read_plan(out)
   there = {path.name for path in out.iterdir()}
-  done, pictures, skipped, missing, damaged = 0, 0, 0, [], []
+  done, pictures, skipped, missing, damaged = 0, 0, 0, [], {}
   for part in range(1, plan.parts + 1):
     if marker(out, part, plan.parts).name not in there:
       missing.append(part)
@@ -183,7 +187,7 @@ def status(out) -> Status:
       found = read_done(out, plan, part)
       check_sizes(out, found)
     except ValueError as e:
-      damaged.append(str(e))
+      damaged[part] = str(e)
       continue
     done, pictures, skipped = done + 1, pictures + found.pictures, skipped + found.skipped
   return Status(plan, done, pictures, skipped, missing, damaged)

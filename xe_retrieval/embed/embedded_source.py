@@ -26,7 +26,7 @@ def open_directory(path, fingerprint: str) -> "Embeddings":
       "embedded with, or embed anew"
     )
   if status.damaged:
-    raise ValueError(status.damaged[0])
+    raise ValueError(next(iter(status.damaged.values())))
   if status.missing:
     missing, parts = directory.spans(status.missing), status.plan.parts
     raise ValueError(

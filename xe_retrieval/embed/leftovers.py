@@ -1,5 +1,6 @@
 """What workers that were killed, or ran twice, have left in the folder of a part."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -22,7 +23,7 @@ def intact(folder, kind) -> list[vector_files.File]:
     try:
       files.append(vector_files.read(folder, name, kind)[0])
     except ValueError as e:
-      (folder / name).unlink()
+      (folder / name).unlink(missing_ok=True)
       print(e, file=sys.stderr)
   return files
 
@@ -52,5 +53,6 @@ def _delete_unfinished(folder):
     _, own, process = path.name.removesuffix(paths.PARTIAL).rpartition(mine)
     process = process.partition(".")[0]
     ended = own and process.isdigit() and not os.path.exists(f"/proc/{process}")
-    if ended or time.time() - path.stat().mtime > _OLD:
-      path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # its writer has just finished it
+      if ended or time.time() - path.stat().mtime > _OLD:
+        path.unlink()

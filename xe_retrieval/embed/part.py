@@ -60,7 +60,7 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
     tried = {(s["name"], *s["stamp"]) for s in skipped if not _is_folder(s["name"])}
   except ValueError as e:
     print(e, file=sys.stderr)
-    directory.marker(out, part, parts).unlink()
+    directory.marker(out, part, parts).unlink(missing_ok=True)
     done = None
   if done:
     known = _Known(held)
@@ -69,7 +69,7 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
     report = Report(done, fresh=fresh, gone=gone)
     if not update or not (report.fresh or report.gone):
       return report
-    directory.marker(out, part, parts).unlink()
+    directory.marker(out, part, parts).unlink(missing_ok=True)
   return _embed(model, source, out, folder, plan, part)
 
 
