@@ -1,4 +1,4 @@
-"""Disks that fail or are not mounted, and other workers: no vector is lost, no part done too early."""
+"""Disks that fail, or are not mounted, and other workers: no vector is lost, no part done early."""
 
 import errno
 import os
@@ -175,3 +175,15 @@ def test_the_exit_code_is_that_of_the_parts_asked_for(model, source, tmp_path, c
   chunk.unlink()
   assert command._status(out, "2/3") == 1
   assert f"{chunk} is missing" in capsys.readouterr().out
+
+
+def test_a_damaged_list_of_what_was_skipped_is_made_anew(model, source, tmp_path):
+  out = tmp_path / "out"
+  part.run(model, source, out, 1, 1)
+  (path,) = directory.folder(out, 1, 1).glob("skipped-*.jsonl")
+  whole = path.read_bytes()
+  for damage in (whole[:-9], b"", whole.replace(b"words.png", b"verbs.png")):
+    path.write_bytes(damage)
+    assert f"{path} is damaged" in directory.status(out).damaged[1]
+    assert part.run(model, source, out, 1, 1).embedded == 0
+    assert path.read_bytes() == whole and not directory.status(out).damaged

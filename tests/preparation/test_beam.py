@@ -234,7 +234,7 @@ def test_errors_are_one_sentence(tmp_path, photos, monkeypatch):
 
 def test_a_worker_that_does_not_see_the_input(tmp_path, photos, monkeypatch):
   """Its units are not finished without their images."""
-  table = write_table(tmp_path / "t.tsv", [("0.jpg", "a"), ("1.jpg", "b")])
+  write_table(tmp_path / "t.tsv", [("0.jpg", "a"), ("1.jpg", "b")])
   members = [(f"{n}.jpg", (photos / f"{n}.jpg").read_bytes()) for n in range(2)]
   write_tar(tmp_path / "p.tar", members)
   write_tar(tmp_path / "0.tar", [members[0], ("0.txt", b"a"), members[1], ("1.txt", b"b")])

@@ -114,7 +114,7 @@ def finish(out, plan: Plan, part: int, files, skipped) -> Done:
     done = read_done(out, plan, part)
     if done is None:
       raise ValueError(
-        f"part {part}/{plan.parts} of {out} was changed by another worker; run the same command again"
+        f"part {part}/{plan.parts} of {out} was changed by another worker: run the same again"
       )
   leftovers.delete_unlisted(where, {*done.files, done.skipped_file})
   return done
@@ -133,7 +133,10 @@ def read_skipped(out, done: Done) -> list[dict]:
     return []
   path = folder(out, done.part, done.parts) / done.skipped_file
   try:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    content = path.read_bytes()
+    if vector_files.list_name(content) != path.name:
+      raise ValueError("its name is the hash of another list")
+    lines = [json.loads(line) for line in content.splitlines()]
     return [{key: line[key] for key in ("name", "reason", "stamp")} for line in lines]
   except FileNotFoundError:
     raise ValueError(f"{path} is missing; {vector_files.AGAIN}") from None
@@ -204,6 +207,7 @@ def check_sizes(out, done: Done) -> None:
       raise ValueError(
         f"{where / name} has {found:,} bytes instead of {size:,}; {vector_files.AGAIN}"
       )
+  read_skipped(out, done)
 
 
 def spans(numbers: list[int]) -> str:

@@ -13,11 +13,18 @@ _OLD = 3600  # seconds after which nobody writes to an unfinished file any more
 
 
 def intact(folder, kind) -> list[vector_files.File]:
-  """The chunks of a part that is not done, in order; damaged ones are deleted, and told."""
+  """The chunks of a part that is not done, in order; damaged ones are deleted, and told.
+
+  So are damaged lists of what was skipped.
+  """
   if not paths.is_remote(folder):
     folder.mkdir(exist_ok=True)
     paths.sync_directory(folder.parent)
     _delete_unfinished(folder)
+  for path in filter(lambda path: vector_files.is_list(path.name), _listed(folder)):
+    with contextlib.suppress(FileNotFoundError):
+      if vector_files.list_name(path.read_bytes()) != path.name:
+        path.unlink()  # else its name would be taken when the list is written anew
   files = []
   for name in sorted(path.name for path in _listed(folder) if vector_files.is_chunk(path.name)):
     try:
