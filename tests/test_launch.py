@@ -38,7 +38,8 @@ def stage(tmp_path):
       while [ -n "${WAIT:-}" ] && [ ! -f "$STAGE/go" ]; do sleep 0.1; done
       touch "$STAGE/ended"; exit ${CODE:-0}""",
     "srun": """
-      [ "$1 $2 $3" = "--kill-on-bad-exit=1 --cpus-per-task=${SLURM_CPUS_PER_TASK:-1} python" ] || exit 64
+      cores=--cpus-per-task=${SLURM_CPUS_PER_TASK:-1}
+      [ "$1 $2 $3" = "--kill-on-bad-exit=1 $cores python" ] || exit 64
       shift 2; exec "$@" """,
     "scontrol": 'echo "$@" >> "$STAGE/asked"',
     "gcloud": """
