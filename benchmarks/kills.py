@@ -6,10 +6,10 @@
 on; each of these runs is killed (SIGKILL) until it finishes. After each kill, the collection has to
 open, and to hold all that was there before the run or all that is to be there after it. When a run
 has finished, each image is there exactly once, with the vector that a run without kills gives.
-`embed` writes parts and brings them up to date; no file is ever half written.
+`embed` writes parts and brings them up to date: the same, and no file is ever half written.
 
-Lives are forks of one process that has imported the libraries, and no device; a kill comes after a
-random part of the time that the work takes, which begins when the model is loaded.
+Lives are forks of one process without a device; a kill comes after a random part of the time that
+the work takes, which begins when the model is loaded.
 """
 
 import argparse
@@ -143,7 +143,7 @@ class Embed:
   """A round: two parts are embedded, then brought up to date after pictures have changed."""
 
   def __init__(self, *given):
-    self.root, self.workdir, self.pictures, self.chance = given
+    self.root, self.workdir, self.pictures, self.chance, self.done = *given, {}
     self.root.mkdir()
 
   def steps(self):
@@ -166,7 +166,8 @@ class Embed:
 
   def reference(self, step) -> float:
     seconds = forked(lambda: self.work(step, "reference"))
-    self.held = forked(lambda: rows(self.root / "reference", step["part"]))
+    self.before = self.done.get(number := step["part"])
+    self.done[number] = self.held = dict(forked(lambda: rows(self.root / "reference", number)))
     return seconds
 
   def check(self, step, killed) -> list[str]:
@@ -177,7 +178,7 @@ class Embed:
       return []
     held = dict(found := rows(out, number))
     wrong = ["pictures are there twice"] * (len(held) != len(found))
-    if not killed and not same(held, dict(self.held)):
+    if not (same(held, self.held) or killed and same(held, self.before or {})):
       wrong.append("pictures are missing, too many, or with other vectors")
     left = [] if killed else folder.glob(f".*{paths.PARTIAL}")
     return wrong + [f"{path.name} is left behind" for path in left]

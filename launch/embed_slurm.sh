@@ -25,7 +25,9 @@ IMAGES=${IMAGES:-$SHARED/photos}
 
 source "${VIRTUAL_ENV:-$PWD/.venv}/bin/activate" # pip install -c constraints.txt -e '.[cuda]'
 code=0
-srun --kill-on-bad-exit=1 python -m xe_retrieval.embed --workdir="$SHARED/runs/cc" \
+# srun does not take --cpus-per-task from sbatch.
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+  python -m xe_retrieval.embed --workdir="$SHARED/runs/cc" \
   --images="$IMAGES" --out="$SHARED/vectors" --part="$SLURM_ARRAY_TASK_ID/$PARTS" || code=$?
 if [ $code = 143 ]; then # stopped by SIGTERM
   job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID

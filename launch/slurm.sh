@@ -23,7 +23,9 @@ TRAIN=${TRAIN:-"--config=configs/cc_large.py:cross_example_negative_mining,4096"
 
 source "${VIRTUAL_ENV:-$PWD/.venv}/bin/activate" # pip install -c constraints.txt -e '.[cuda]'
 code=0
-srun --kill-on-bad-exit=1 python -m xe_retrieval.main --distributed $TRAIN \
+# srun does not take --cpus-per-task from sbatch.
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+  python -m xe_retrieval.main --distributed $TRAIN \
   --workdir="$SHARED/runs/cc" --config.data.dir="$SHARED/datasets" || code=$?
 if [ $code = 75 ]; then # stopped before the last step
   echo "stopped; requeueing job $SLURM_JOB_ID"

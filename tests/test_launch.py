@@ -38,8 +38,9 @@ def stage(tmp_path):
       while [ -n "${WAIT:-}" ] && [ ! -f "$STAGE/go" ]; do sleep 0.1; done
       touch "$STAGE/ended"; exit ${CODE:-0}""",
     "srun": """
-      [ "$1" = --kill-on-bad-exit=1 ] && [ "$2" = python ] || exit 64
-      shift; exec "$@" """,
+      cores=--cpus-per-task=${SLURM_CPUS_PER_TASK:-1}
+      [ "$1 $2 $3" = "--kill-on-bad-exit=1 $cores python" ] || exit 64
+      shift 2; exec "$@" """,
     "scontrol": 'echo "$@" >> "$STAGE/asked"',
     "gcloud": """
       cd "$STAGE"; mkdir -p host; echo "$@" >> calls
@@ -137,7 +138,7 @@ def test_a_tpu_host_gets_python_3_11_and_one_job_that_outlives_the_connection(st
 
 @pytest.mark.parametrize("code", [0, 1, main.STOPPED])
 def test_slurm_requeues_a_stopped_job_and_no_other(code, stage):
-  stage |= {"CODE": str(code), "SLURM_JOB_ID": "17"}
+  stage |= {"CODE": str(code), "SLURM_JOB_ID": "17", "SLURM_CPUS_PER_TASK": "12"}
   out = subprocess.run(["bash", ROOT / "launch" / "slurm.sh"], env=stage, cwd=ROOT)
   assert out.returncode == code
   asked = pathlib.Path(stage["STAGE"]) / "asked"
@@ -228,6 +229,7 @@ def embed_arguments(argv):
 def test_slurm_embeds_a_part_per_task(code, stage):
   here = pathlib.Path(stage["STAGE"])
   tasks = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}
+  tasks["SLURM_CPUS_PER_TASK"] = "12"
   script = ROOT / "launch" / "embed_slurm.sh"
   out = subprocess.run(["bash", script], env=stage | tasks | {"CODE": str(code)}, cwd=ROOT)
   assert out.returncode == code
@@ -244,6 +246,9 @@ def test_kubernetes_embeds_a_part_per_index(stage):
   _check(job, {"apiVersion": str, "kind": str, "metadata": {"name": str}, "spec": JOB}, "Job")
   spec = job["spec"]
   (container,) = spec["template"]["spec"]["containers"]
+  image = (ROOT / "Dockerfile").read_text()
+  group = spec["template"]["spec"]["securityContext"]["fsGroup"]
+  assert f"\nUSER {group}\nWORKDIR {container['workingDir']}\n" in image
   env = {e["name"]: e["value"] for e in container["env"]}
   assert spec["completionMode"] == "Indexed" and int(env["PARTS"]) == spec["completions"]
   assert "$(PARTS)" not in str(container["command"])  # Kubernetes would replace it before bash
@@ -324,7 +329,7 @@ CONTAINER = {
 }  # fmt: skip
 POD = {
   "restartPolicy": str, "terminationGracePeriodSeconds": int, "containers": [CONTAINER],
-  "nodeSelector": dict,
+  "nodeSelector": dict, "securityContext": {"fsGroup": int},
   "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}}],
 }  # fmt: skip
 ON_CODES = {"containerName": str, "operator": str, "values": [int]}

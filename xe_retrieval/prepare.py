@@ -95,7 +95,7 @@ def webdataset(patterns: list[str], name: str = "") -> jobs.Job:
   """Tar shards in the layout of img2dataset; each is a unit of work."""
   shards = [shard for pattern in patterns for shard in archives.shards(pattern)]
   made_from = [[archives.absolute(path), archives.size(path), split] for path, split in shards]
-  units = [records.TarUnit(path, split) for path, split in shards]
+  units = [records.TarUnit(archives.absolute(path), split) for path, split in shards]
   name = f"captions/{name}" if name else "conceptual_captions"
   stamp = archives.stamp_of_shards([path for path, _ in shards])
   return jobs.Job(name, {"webdataset": made_from, "stamp": stamp}, units)

@@ -53,7 +53,14 @@ def _files(photos, directory):
   Image.new("1", (9000, 9000)).save(photos / "bomb.png")
   names = ["../secret.jpg", str(secret), "link.jpg", "pipe.jpg", ".", "a\0b.jpg", "own.jpg"]
   names += ["inner.jpg", "../../../../../../etc/passwd", "own.jpg/../../secret.jpg", "~/x.jpg"]
-  names += ["/dev/zero", "text.jpg", "half.jpg", "empty.jpg", "bomb.png", "nowhere.jpg"]
+  names += [
+    "/dev/zero",
+    "text.jpg",
+    "half.jpg",
+    "empty.jpg",
+    "bomb.png",
+    "https://x.org/nowhere.jpg",
+  ]
   return [_line(name, "x") for name in names]
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.preparation import hostile
 from tests.preparation.conftest import encoded, source, write_table, write_tar
 from xe_retrieval import prepare
-from xe_retrieval.preparation import caption_tables, records
+from xe_retrieval.preparation import caption_tables, jobs, records
 from xe_retrieval.preparation.rejections import REASONS
 
 pytest.importorskip("apache_beam", reason="Apache Beam is not installed: pip install -e '.[beam]'")
@@ -80,9 +80,9 @@ def test_units_of_every_source_are_packed_and_unpacked(tmp_path, photos):
   table = write_table(tmp_path / "t.tsv", [(f"{n}.jpg", f"caption {n}") for n in range(3)])
   tar = write_tar(tmp_path / "p.tar", [(p.name, p.read_bytes()) for p in photos.iterdir()])
   shard = write_tar(tmp_path / "0.tar", [("a.jpg", encoded(0)), ("a.txt", b"a")])
-  jobs = [prepare.table(str(table), str(images)) for images in (photos, tar)]
-  jobs += [prepare.webdataset([f"test={shard}"])]
-  for job in jobs:
+  made = [prepare.table(str(table), str(images)) for images in (photos, tar)]
+  made += [prepare.webdataset([f"test={shard}"])]
+  for job in made:
     packed = steps.pack(job.units[0])
     assert list(steps.unpack(packed).read()) == list(job.units[0].read())
 
@@ -232,8 +232,43 @@ def test_errors_are_one_sentence(tmp_path, photos, monkeypatch):
     prepare._beam(None, [])
 
 
+def test_a_worker_that_does_not_see_the_input(tmp_path, photos, monkeypatch):
+  """Its units are not finished without their images."""
+  write_table(tmp_path / "t.tsv", [("0.jpg", "a"), ("1.jpg", "b")])
+  members = [(f"{n}.jpg", (photos / f"{n}.jpg").read_bytes()) for n in range(2)]
+  write_tar(tmp_path / "p.tar", members)
+  write_tar(tmp_path / "0.tar", [members[0], ("0.txt", b"a"), members[1], ("1.txt", b"b")])
+  monkeypatch.chdir(tmp_path)  # a worker has another one
+  made = [prepare.table("t.tsv", x, f"n{i}") for i, x in enumerate((photos.name, "p.tar"))]
+  made.append(prepare.webdataset(["train=0.tar"], "n2"))
+  inputs = (photos, tmp_path / "p.tar", tmp_path / "0.tar")
+  monkeypatch.chdir("/")
+  for job, path in zip(made, inputs, strict=True):
+    away = path.rename(tmp_path / "away")
+    with pytest.raises(ValueError, match=f"^{path} cannot be read on .*every worker has to see"):
+      prepare.prepare(job, tmp_path / "out", records.Options(), beam_settings=DIRECT)
+    assert not list((tmp_path / "out").glob("unfinished/*/0*.json"))
+    away.rename(path)
+    prepare.prepare(job, tmp_path / "out", records.Options(), beam_settings=DIRECT)
+
+
+def test_a_local_run_that_was_killed_late_is_resumed(tmp_path):
+  table, photos = hostile.write(tmp_path)
+  job = in_parts(prepare.table(str(table), str(photos)), 20)
+
+  def killed(*_):
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    jobs.run(job, tmp_path / "beam", OPTIONS, killed)
+  assert list((tmp_path / "beam/unfinished").rglob("*.unique"))
+  prepare.prepare(job, tmp_path / "beam", OPTIONS, beam_settings=DIRECT)
+  prepare.prepare(job, tmp_path / "local", OPTIONS)
+  assert tree(tmp_path / "beam") == tree(tmp_path / "local")
+
+
 def test_local_runs_do_not_import_beam(tmp_path, photos):
-  table = write_table(tmp_path / "t.tsv", [("0.jpg", "a")])
+  table = write_table(tmp_path / "t.tsv", [("0.jpg", "a"), ("https://example.com/a.jpg", "b")])
   code = f"""
 import sys
 from xe_retrieval import prepare

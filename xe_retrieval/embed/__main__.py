@@ -66,7 +66,7 @@ def main(argv, beam_options=()):
       from xe_retrieval.embed import beam_runner
 
       beam_runner.run(*arguments, given.runner, beam_options, quiet)
-      sys.exit(_status(given.out))
+      sys.exit(_status(given.out, given.part))
     for report in embed(*arguments):
       _print_skipped(given.out, report.done)
       print(f"{given.out}: {report}", flush=True)
@@ -96,8 +96,8 @@ def _check(given, beam_options):
     raise ValueError(f"{beam_options[0]} is an option of Beam, which --runner=… starts")
 
 
-def _status(out):
-  """Prints what is there -> the exit code."""
+def _status(out, part=""):
+  """Prints what is there -> the exit code: of all parts, or of those that `part` names."""
   from xe_retrieval.embed import directory
 
   found = directory.status(out)
@@ -106,11 +106,12 @@ def _status(out):
     f"{found.skipped:,} files skipped; of {found.plan.source!a} by a model of step "
     f"{found.plan.step}"
   )
-  for sentence in found.damaged:
+  for sentence in found.damaged.values():
     print(sentence)
   if found.missing:
     print(f"missing: {directory.spans(found.missing)}")
-  return 1 if found.missing or found.damaged else 0
+  wrong = {*found.missing, *found.damaged}
+  return 1 if wrong.intersection(directory.parse_part(part)[0] if part else wrong) else 0
 
 
 def _print_skipped(out, done):

@@ -112,6 +112,10 @@ def finish(out, plan: Plan, part: int, files, skipped) -> Done:
   content = json.dumps(dataclasses.asdict(done), indent=1) + "\n"
   if not paths.create(marker(out, part, plan.parts), content.encode()):
     done = read_done(out, plan, part)
+    if done is None:
+      raise ValueError(
+        f"part {part}/{plan.parts} of {out} was changed by another worker: run the same again"
+      )
   leftovers.delete_unlisted(where, {*done.files, done.skipped_file})
   return done
 
@@ -129,9 +133,14 @@ def read_skipped(out, done: Done) -> list[dict]:
     return []
   path = folder(out, done.part, done.parts) / done.skipped_file
   try:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    content = path.read_bytes()
+    if vector_files.list_name(content) != path.name:
+      raise ValueError("its name is the hash of another list")
+    lines = [json.loads(line) for line in content.splitlines()]
     return [{key: line[key] for key in ("name", "reason", "stamp")} for line in lines]
-  except (OSError, ValueError, KeyError, TypeError) as e:
+  except FileNotFoundError:
+    raise ValueError(f"{path} is missing; {vector_files.AGAIN}") from None
+  except (ValueError, KeyError, TypeError) as e:
     raise ValueError(f"{path} is damaged ({e}); {vector_files.AGAIN}") from e
 
 
@@ -140,14 +149,17 @@ def marker(out, part: int, parts: int) -> epath.Path:
 
 
 def read_done(out, plan: Plan, part: int) -> Done | None:
-  """None if the part is not done; ValueError if its marker is damaged or of another plan."""
+  """None if the part is not done; ValueError if its marker is damaged or of another plan.
+
+  OSError if the disk fails, here and in `read_skipped`: that is no damage, nothing may be deleted.
+  """
   path = marker(out, part, plan.parts)
   try:
     done = Done(**json.loads(path.read_text()))
     rows = sum(rows for rows, _, _ in done.files.values())
   except FileNotFoundError:
     return None
-  except (ValueError, TypeError, AttributeError, OSError) as e:
+  except (ValueError, TypeError, AttributeError) as e:
     raise ValueError(f"{path} is damaged ({e}); {vector_files.AGAIN}") from e
   about = done.part, done.parts, done.model, done.source, done.pictures
   if about != (part, plan.parts, plan.model, plan.source, rows):
@@ -162,14 +174,14 @@ class Status:
   pictures: int
   skipped: int
   missing: list[int]  # parts
-  damaged: list[str]  # a sentence each
+  damaged: dict[int, str]  # a sentence each
 
 
 def status(out) -> Status:
   """Reads every marker, and the sizes of the files they name."""
   out, plan = paths.given(out), read_plan(out)
   there = {path.name for path in out.iterdir()}
-  done, pictures, skipped, missing, damaged = 0, 0, 0, [], []
+  done, pictures, skipped, missing, damaged = 0, 0, 0, [], {}
   for part in range(1, plan.parts + 1):
     if marker(out, part, plan.parts).name not in there:
       missing.append(part)
@@ -178,7 +190,7 @@ def status(out) -> Status:
       found = read_done(out, plan, part)
       check_sizes(out, found)
     except ValueError as e:
-      damaged.append(str(e))
+      damaged[part] = str(e)
       continue
     done, pictures, skipped = done + 1, pictures + found.pictures, skipped + found.skipped
   return Status(plan, done, pictures, skipped, missing, damaged)
@@ -195,6 +207,7 @@ def check_sizes(out, done: Done) -> None:
       raise ValueError(
         f"{where / name} has {found:,} bytes instead of {size:,}; {vector_files.AGAIN}"
       )
+  read_skipped(out, done)
 
 
 def spans(numbers: list[int]) -> str:

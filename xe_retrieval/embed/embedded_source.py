@@ -26,7 +26,7 @@ def open_directory(path, fingerprint: str) -> "Embeddings":
       "embedded with, or embed anew"
     )
   if status.damaged:
-    raise ValueError(status.damaged[0])
+    raise ValueError(next(iter(status.damaged.values())))
   if status.missing:
     missing, parts = directory.spans(status.missing), status.plan.parts
     raise ValueError(
@@ -107,7 +107,8 @@ class EmbeddedSource:
     return Chunks(self._embeddings)
 
   def skipped(self) -> list[tuple[str, str]]:
-    return list(self._embeddings.skipped())
+    """Each once: a folder that no worker could list is in the lists of all parts."""
+    return list(dict.fromkeys(self._embeddings.skipped()))
 
 
 class Chunk(NamedTuple):

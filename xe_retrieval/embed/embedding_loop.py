@@ -2,7 +2,9 @@
 
 import collections
 import concurrent.futures
+import errno
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -14,6 +16,12 @@ from xe_retrieval.data import decoding
 from xe_retrieval.data.image_folder import Entry
 from xe_retrieval.preparation import cores
 
+# What a disk or a machine says that fails now: it tells nothing of the picture.
+_PASSING = {
+  *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN),
+  *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
+
 
 class Batch(NamedTuple):
   entries: list[Entry]  # [n], in the order in which they were given
@@ -22,7 +30,8 @@ class Batch(NamedTuple):
 
 
 def embed(model, source, entries: Iterable[Entry]) -> Iterator[Batch]:
-  """Yields all entries, each once; reads them two batches ahead and no further.
+  """Yields all entries, each once; reads them two batches ahead and no further. OSError if a
+  picture cannot be read now, but perhaps later.
 
   While a batch is with the caller, the next one is being computed and the one after it decoded.
   All batches but the last one are full.
@@ -67,7 +76,11 @@ def _decoded(pool, model, source, entries):
   def read(entry):
     try:
       return decoding.square(source.read(entry.name), view=view)
-    except (OSError, ValueError) as e:
+    except OSError as e:
+      if e.errno in _PASSING:
+        raise OSError(e.errno, os.strerror(e.errno), source.full_name(entry.name)) from e
+      return reason(e)
+    except ValueError as e:
       return reason(e)
 
   ahead, entries = collections.deque(), iter(entries)

@@ -1,5 +1,6 @@
 """What workers that were killed, or ran twice, have left in the folder of a part."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,17 +13,24 @@ _OLD = 3600  # seconds after which nobody writes to an unfinished file any more
 
 
 def intact(folder, kind) -> list[vector_files.File]:
-  """The chunks of a part that is not done, in order; damaged ones are deleted, and told."""
+  """The chunks of a part that is not done, in order; damaged ones are deleted, and told.
+
+  So are damaged lists of what was skipped.
+  """
   if not paths.is_remote(folder):
     folder.mkdir(exist_ok=True)
     paths.sync_directory(folder.parent)
     _delete_unfinished(folder)
+  for path in filter(lambda path: vector_files.is_list(path.name), _listed(folder)):
+    with contextlib.suppress(FileNotFoundError):
+      if vector_files.list_name(path.read_bytes()) != path.name:
+        path.unlink()  # else its name would be taken when the list is written anew
   files = []
   for name in sorted(path.name for path in _listed(folder) if vector_files.is_chunk(path.name)):
     try:
       files.append(vector_files.read(folder, name, kind)[0])
     except ValueError as e:
-      (folder / name).unlink()
+      (folder / name).unlink(missing_ok=True)
       print(e, file=sys.stderr)
   return files
 
@@ -52,5 +60,6 @@ def _delete_unfinished(folder):
     _, own, process = path.name.removesuffix(paths.PARTIAL).rpartition(mine)
     process = process.partition(".")[0]
     ended = own and process.isdigit() and not os.path.exists(f"/proc/{process}")
-    if ended or time.time() - path.stat().mtime > _OLD:
-      path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # its writer has just finished it
+      if ended or time.time() - path.stat().mtime > _OLD:
+        path.unlink()

@@ -48,25 +48,36 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
 
   A part that is done stays as it is, unless `update` and its pictures have changed.
   """
+  _check(source)
   plan = plan_of(model, source, parts)
   out = directory.claim(out, plan)
   folder = directory.folder(out, part, parts)
   try:
     done = directory.read_done(out, plan, part)
     held = [file.rows for file, _ in directory.read_files(out, plan, done)] if done else []
-    tried = {(s["name"], *s["stamp"]) for s in directory.read_skipped(out, done)} if done else ()
+    skipped = directory.read_skipped(out, done) if done else []
+    # A folder that could not be listed may be listed now.
+    tried = {(s["name"], *s["stamp"]) for s in skipped if not _is_folder(s["name"])}
   except ValueError as e:
     print(e, file=sys.stderr)
-    directory.marker(out, part, parts).unlink()
+    directory.marker(out, part, parts).unlink(missing_ok=True)
     done = None
   if done:
     known = _Known(held)
     fresh = sum((e.name, *e.stamp) not in tried for e in _unknown(source, part, parts, known))
-    report = Report(done, fresh=fresh, gone=int((~known.seen).sum()))
+    gone = 0 if known.unlisted else int((~known.seen).sum())
+    report = Report(done, fresh=fresh, gone=gone)
     if not update or not (report.fresh or report.gone):
       return report
-    directory.marker(out, part, parts).unlink()
+    directory.marker(out, part, parts).unlink(missing_ok=True)
   return _embed(model, source, out, folder, plan, part)
+
+
+def _check(source):
+  """An unmounted disk leaves an empty folder: its pictures are not gone, and its part not done."""
+  source.check()
+  if next(iter(source.entries()), None) is None:
+    raise ValueError(f"{source.key} holds no pictures: is its disk mounted?")
 
 
 def _embed(model, source, out, folder, plan, part):
@@ -86,21 +97,25 @@ def _embed(model, source, out, folder, plan, part):
         content = vector_files.table(rows, chunk.entries, chunk.vectors)
         files.append(vector_files.write(folder, number, content))
         number, embedded = number + 1, embedded + len(rows)
-  source.check()
+  _check(source)
   seen = np.concatenate([known.seen, np.ones(embedded, bool)])
-  files = _current(folder, plan, files, seen, number)
+  files = _current(folder, plan, files, seen, number, keep_unseen=known.unlisted)
   done = directory.finish(out, plan, part, files, skipped)
   return Report(done, embedded)
 
 
 class _Known:
-  """Rows that are on disk, to be found by id and stamp; `seen` says which were looked up."""
+  """Rows that are on disk, to be found by id and stamp; `seen` says which were looked up.
+
+  `unlisted`: a folder could not be listed, so that those not seen may lie there.
+  """
 
   def __init__(self, rows):
     keys = _keys(np.concatenate([np.empty(0, vector_files.ROW), *rows]))
     self._order = np.argsort(keys, kind="stable")  # of equal rows, the first is found
     self._sorted = keys[self._order]
     self.seen = np.zeros(len(keys), bool)
+    self.unlisted = False
 
   def look_up(self, rows) -> np.ndarray:
     """ROW [n] -> bool [n], whether they are known."""
@@ -123,16 +138,32 @@ def _keys(rows):  # ROW [n] -> uint64 [n]
 
 def _unknown(source, part, parts, known):
   """Yields entries of the part that are new or changed."""
-  entries = source.entries(lambda name: directory.part_of(name, parts) == part)
+  entries = source.entries(lambda name: _wanted(name, part, parts))
   while some := list(itertools.islice(entries, _AT_ONCE)):
+    known.unlisted |= any(_is_folder(entry.name) for entry in some)
     found = known.look_up(vector_files.rows_of(source.key, some))
     yield from (some[i] for i in np.flatnonzero(~found))
 
 
-def _current(folder, plan, files, seen, number):
-  """Files without the rows of pictures that are gone, have changed, or are there twice."""
+def _wanted(name, part, parts):
+  """A folder that cannot be listed may hold pictures of every part."""
+  return _is_folder(name) or directory.part_of(name, parts) == part
+
+
+def _is_folder(name):
+  """Whether an entry is a folder that could not be listed, see image_folder.walk."""
+  return name.endswith("/")
+
+
+def _current(folder, plan, files, seen, number, keep_unseen):
+  """Files without the rows of pictures that are gone, have changed, or are there twice.
+
+  `keep_unseen` keeps those that are gone.
+  """
   ids = np.concatenate([np.empty(0, np.uint64), *(file.rows["id"] for file in files)])
   rows = np.flatnonzero(seen)
+  if keep_unseen:
+    rows = np.concatenate([rows, np.flatnonzero(~seen)])  # of each id, those seen come first
   keep = np.zeros(len(ids), bool)
   keep[rows[np.unique(ids[rows], return_index=True)[1]]] = True
   out, start = [], 0
@@ -162,7 +193,7 @@ def _progress(source, part, parts, known):
     def wanted(name):
       if stop.is_set():
         raise ValueError("no longer needed")
-      return directory.part_of(name, parts) == part
+      return _wanted(name, part, parts)
 
     def watch(batches):
       for batch in batches:

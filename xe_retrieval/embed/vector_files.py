@@ -100,10 +100,13 @@ def write(folder, number: int, content: pa.Table) -> File:
 
 
 def read(folder, name: str, kind: pa.Schema, crc: int | None = None) -> tuple[File, pa.Table]:
-  """ValueError, one sentence, if it is damaged."""
+  """ValueError, one sentence, if it is damaged or missing; OSError if the disk fails."""
   path = folder / name
   try:
     data = path.read_bytes()
+  except FileNotFoundError:
+    raise ValueError(f"{path} is missing; {AGAIN}") from None
+  try:
     if crc not in (None, zlib.crc32(data)):
       raise ValueError("its checksum is another one")
     reader = pa.BufferReader(data)
@@ -112,9 +115,7 @@ def read(folder, name: str, kind: pa.Schema, crc: int | None = None) -> tuple[Fi
       raise ValueError("its columns are other ones")
     if any(column.null_count for column in content.columns):
       raise ValueError("values are missing")
-  except FileNotFoundError:
-    raise ValueError(f"{path} is missing; {AGAIN}") from None
-  except (OSError, ValueError, pa.ArrowException) as e:
+  except (OSError, ValueError, pa.ArrowException) as e:  # OSError: of Arrow, which reads memory
     why = (str(e).splitlines() or [""])[0]
     raise ValueError(f"{path} is damaged ({why}); {AGAIN}") from e
   return File(name, _rows(content), len(data), zlib.crc32(data)), content

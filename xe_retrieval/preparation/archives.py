@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class TarFolder:
   """The regular files of a tar file, by name; read in place, never extracted."""
 
   def __init__(self, path: str):
-    self.path, self._members = path, {}
+    self.path, self._members = absolute(path), {}
     try:
       with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
@@ -123,7 +124,7 @@ def size(path: str) -> int:
 
 def is_remote(path) -> bool:
   """Whether it is one that Beam opens: gs://bucket/…"""
-  return "://" in str(path)
+  return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path)) is not None
 
 
 def absolute(path: str) -> str:
@@ -148,8 +149,13 @@ def folder(path: str, within: tuple[str, ...] = ()):
   return TarFolder(path) if os.path.isfile(path) else Folder(path, within)
 
 
-def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
-  """Streams the images of one tar shard with their captions."""
+def samples(
+  path: str, split: str | None, elsewhere: bool = False
+) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
+  """Streams the images of one tar shard with their captions.
+
+  On a machine `elsewhere`, an OSError is one of that machine, and is raised.
+  """
   shard = os.path.basename(path)
   try:
     with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -159,6 +165,8 @@ def samples(path: str, split: str | None) -> Iterator[tuple[Sample, bytes | Reje
         else:
           yield _sample(shard, key, parts, split)
   except (OSError, tarfile.TarError, ValueError, EOFError) as e:
+    if elsewhere and isinstance(e, OSError):
+      raise
     yield Rejection(shard, "", "truncated", f"the rest of the shard cannot be read: {e}"[:200])
 
 

@@ -223,8 +223,8 @@ def _shards(work, split, keys, repeated):
     own = keys.unit == unit
     twice = repeated[keys.unit[repeated] == unit]
     if len(twice):
-      whole, path = path, duplicates.without(path, set(keys.row[twice].tolist()))
-      whole.unlink(missing_ok=True)  # gone already after an interruption
+      # The whole shard stays until the work is removed: a run on Beam may resume it.
+      path = duplicates.without(path, set(keys.row[twice].tolist()))
     size = keys.sizes[own].sum() - keys.sizes[twice].sum()
     if own.sum() > len(twice):
       out.append((str(path), int(own.sum()) - len(twice), int(size)))

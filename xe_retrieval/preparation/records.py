@@ -61,9 +61,10 @@ class TableUnit:
 class TarUnit:
   path: str
   split: str | None
+  elsewhere: bool = False  # it is read by another machine, see archives.samples
 
   def read(self) -> Iterator[tuple[Sample, bytes | Rejected] | Rejection]:
-    return archives.samples(self.path, self.split)
+    return archives.samples(self.path, self.split, self.elsewhere)
 
   def where(self, nth: int, file: str) -> list[str]:
     return [f"{os.path.basename(self.path)}:{caption_tables.printable(file)}"]

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pathlib
+import socket
 import tempfile
 
 import apache_beam as beam
@@ -40,7 +41,7 @@ def pack(unit: records.TableUnit | records.TarUnit) -> str:
 def unpack(text: str) -> records.TableUnit | records.TarUnit:
   packed = json.loads(text)
   if "kind" not in packed:
-    return records.TarUnit(**packed)
+    return records.TarUnit(**packed, elsewhere=True)
   folder = object.__new__(_FOLDERS[packed["kind"]])
   folder.__dict__ = packed["folder"]
   samples = [
@@ -95,10 +96,28 @@ class Write(_Step):
       done = f"{number:05d}.json"
       if not (self.work / done).exists():
         with self.scratch() as directory:
-          records.write(self.unit(number), number, directory, self.options)
+          unit = self.unit(number)
+          _check_input(unit)
+          records.write(unit, number, directory, self.options)
           for name in sorted(os.listdir(directory), key=done.__eq__):  # it marks the others as done
             (self.work / name).adopt(os.path.join(directory, name))
     yield number
+
+
+def _check_input(unit):
+  """ValueError if this worker does not see what it is to read: its images are not missing."""
+  folder = getattr(unit, "folder", unit)
+  try:
+    if isinstance(folder, archives.Folder):
+      os.scandir(folder.root).close()
+    elif not isinstance(folder, filesystems.Folder):
+      filesystems.opened(folder.path).close()
+  except OSError as e:
+    path = folder.root if isinstance(folder, archives.Folder) else folder.path
+    raise ValueError(
+      f"{path} cannot be read on {socket.gethostname()}: every worker has to see it; "
+      "run the same command to resume"
+    ) from e
 
 
 class Keys(_Step):
