@@ -70,6 +70,8 @@ def main(argv, beam_options=()):
     for report in embed(*arguments):
       _print_skipped(given.out, report.done)
       print(f"{given.out}: {report}", flush=True)
+      if _stopped:  # the exception was raised in a callback of a library, which drops it
+        raise KeyboardInterrupt
   except BaseException as e:
     # Libraries that are being imported turn the signal's exception into ones of theirs.
     if _stopped or isinstance(e, KeyboardInterrupt):
