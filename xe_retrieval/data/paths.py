@@ -90,15 +90,15 @@ def create(path, content: bytes) -> bool:
   finally:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(part)
-  sync_directory(path.parent)
+  sync(path.parent)
   return True
 
 
 PARTIAL = ".tmp"  # how names of files end that `create` has not finished
 
 
-def sync_directory(path) -> None:
-  """Returns when the names in a local directory are on the disk."""
+def sync(path) -> None:
+  """Until this returns, a power failure may undo what was written to a file or directory."""
   handle = os.open(path, os.O_RDONLY)
   try:
     os.fsync(handle)

@@ -5,15 +5,13 @@ A bundle that Beam retries, or runs twice at once, finds what is there and chang
 """
 
 import contextlib
-import logging
 import re
-import threading
 
 import apache_beam as beam
 from apache_beam.utils import shared
 
 from xe_retrieval.embed import directory
-from xe_retrieval.preparation.beam.settings import Settings
+from xe_retrieval.preparation.beam.settings import Settings, silence
 
 
 def run(workdir, images, out, part, data_dir, update, runner, options=(), quiet=True) -> None:
@@ -28,7 +26,7 @@ def run(workdir, images, out, part, data_dir, update, runner, options=(), quiet=
   )
   running = None
   try:
-    with _silence() if quiet else contextlib.nullcontext():
+    with silence() if quiet else contextlib.nullcontext():
       running = pipeline.run()
       running.wait_until_finish()
   except KeyboardInterrupt:
@@ -40,20 +38,6 @@ def run(workdir, images, out, part, data_dir, update, runner, options=(), quiet=
     found = re.findall(r"(?:ValueError|OSError): (.*?)(?: \[while running.*)?$", text, re.M)
     why = found[-1] if found else f"--runner={runner} has stopped: {text.splitlines()[-1][:300]}"
     raise ValueError(why) from e
-
-
-@contextlib.contextmanager
-def _silence():
-  """Of Beam's loggers and threads, whose tracebacks repeat what we say in a sentence."""
-  logger, hook = logging.getLogger("apache_beam"), threading.excepthook
-  level = logger.level
-  logger.setLevel(logging.CRITICAL + 1)
-  threading.excepthook = lambda _: None
-  try:
-    yield
-  finally:
-    logger.setLevel(level)
-    threading.excepthook = hook
 
 
 class EmbedPart(beam.DoFn):

@@ -19,7 +19,7 @@ def intact(folder, kind) -> list[vector_files.File]:
   """
   if not paths.is_remote(folder):
     folder.mkdir(exist_ok=True)
-    paths.sync_directory(folder.parent)
+    paths.sync(folder.parent)
     _delete_unfinished(folder)
   for path in filter(lambda path: vector_files.is_list(path.name), _listed(folder)):
     with contextlib.suppress(FileNotFoundError):

@@ -7,7 +7,6 @@ process reads a line per unit. The data set is that of `jobs.run`, byte for byte
 import collections
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import re
@@ -19,7 +18,7 @@ import apache_beam as beam
 
 from xe_retrieval.preparation import archives, claims, jobs, records
 from xe_retrieval.preparation.beam import filesystems, steps
-from xe_retrieval.preparation.beam.settings import Settings
+from xe_retrieval.preparation.beam.settings import Settings, silence
 from xe_retrieval.preparation.rejections import Rejection
 
 _REDUCED = "reduced.json"  # a line per unit, once all are compared
@@ -125,7 +124,7 @@ def _run(pipeline, work, settings):
   """Runs it to the end; ValueError with the reason that a worker left, or Beam's."""
   running = None
   try:
-    with _silence() if settings.quiet else contextlib.nullcontext():
+    with silence() if settings.quiet else contextlib.nullcontext():
       running = pipeline.run()
       running.wait_until_finish()
   except KeyboardInterrupt:
@@ -141,20 +140,6 @@ def _run(pipeline, work, settings):
       f"--runner={settings.runner} has stopped: {why}; run the same command to resume, "
       "with --verbosity=0 for Beam's logs"
     ) from e
-
-
-@contextlib.contextmanager
-def _silence():
-  """Of Beam's loggers and threads, whose tracebacks repeat what we say in a sentence."""
-  logger, hook = logging.getLogger("apache_beam"), threading.excepthook
-  level = logger.level
-  logger.setLevel(logging.CRITICAL + 1)
-  threading.excepthook = lambda _: None
-  try:
-    yield
-  finally:
-    logger.setLevel(level)
-    threading.excepthook = hook
 
 
 @contextlib.contextmanager

@@ -3,8 +3,10 @@
 import argparse
 import contextlib
 import io
+import logging
 import shlex
 import sys
+import threading
 from typing import NamedTuple
 
 import apache_beam as beam
@@ -60,3 +62,17 @@ class Settings(NamedTuple):
       command += " 2>/dev/null" if self.quiet else ""  # each worker logs a dozen lines
       environment = environments.SubprocessSDKEnvironment.from_command_string(command)
     return beam.Pipeline(fn_runner.FnApiRunner(environment), options)
+
+
+@contextlib.contextmanager
+def silence():
+  """Of Beam's loggers and threads, whose tracebacks repeat what we say in a sentence."""
+  logger, hook = logging.getLogger("apache_beam"), threading.excepthook
+  level = logger.level
+  logger.setLevel(logging.CRITICAL + 1)
+  threading.excepthook = lambda _: None
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+    threading.excepthook = hook

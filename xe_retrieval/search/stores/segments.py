@@ -18,6 +18,7 @@ import re
 import numpy as np
 import pyarrow as pa
 
+from xe_retrieval.data.paths import sync
 from xe_retrieval.search.stores import condition_tree, scann_index
 from xe_retrieval.search.stores.store import OWN, TYPES
 
@@ -201,15 +202,6 @@ def numbered(directory, letter, files):
   for path in directory.glob(f"{letter}[0-9]*"):
     if re.fullmatch(rf"{letter}\d{{6,}}", path.name) and any((path / x).exists() for x in files):
       yield path
-
-
-def sync(path) -> None:
-  """Until this returns, a power failure may undo what was written to a file or directory."""
-  file = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(file)
-  finally:
-    os.close(file)
 
 
 def sync_tree(directory) -> None:
