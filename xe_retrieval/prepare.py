@@ -125,6 +125,8 @@ def main(argv):
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
     sys.exit("\nstopped; run the same command to resume")
+  except OSError as e:
+    sys.exit(f"error: {e}; run the same command to resume")
   except Exception as e:  # filesystems raise what their libraries do: no access, no such bucket
     if not given.runner or given["verbosity"].present:
       raise

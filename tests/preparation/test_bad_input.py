@@ -1,5 +1,6 @@
 """Broken images, tables and tars: each is kept or rejected with a reason, and none does harm."""
 
+import errno
 import json
 import os
 import tarfile
@@ -9,9 +10,9 @@ import pytest
 from PIL import Image
 
 from benchmarks import fuzz_images
-from tests.preparation.conftest import encoded, run, source, write_tar
+from tests.preparation.conftest import encoded, run, source, write_table, write_tar
 from xe_retrieval import prepare
-from xe_retrieval.preparation import caption_tables
+from xe_retrieval.preparation import archives, caption_tables
 from xe_retrieval.preparation.rejections import REASONS, Rejection
 
 
@@ -104,6 +105,19 @@ def test_nothing_outside_the_folder_is_read(tmp_path):
   files = source(tmp_path, "captions/t").column("file")
   assert list(files) == [b"own.png"]  # inner.png is the same image
   assert manifest["rejected"] == {"missing file": 4, "outside the folder": 6, "duplicate": 1}
+
+
+def test_a_disk_that_fails_for_a_while_is_no_missing_file(tmp_path, monkeypatch, photos):
+  job = prepare.table(str(write_table(tmp_path / "t.tsv", [("0.jpg", "a caption")])), str(photos))
+
+  def fails(path, mode):
+    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+  with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output.*photos/0.jpg"):
+    patch.setattr(archives, "open", fails, raising=False)
+    run(job, tmp_path)
+  assert not (tmp_path / "out/captions").exists()
+  assert run(job, tmp_path)["kept"] == 1
 
 
 def test_hostile_tar_members(tmp_path):

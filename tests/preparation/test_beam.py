@@ -248,6 +248,11 @@ def test_a_worker_that_does_not_see_the_input(tmp_path, photos, monkeypatch):
     with pytest.raises(ValueError, match=f"^{path} cannot be read on .*every worker has to see"):
       prepare.prepare(job, tmp_path / "out", records.Options(), beam_settings=DIRECT)
     assert not list((tmp_path / "out").glob("unfinished/*/0*.json"))
+    if path == photos:  # a mount point without its disk
+      path.mkdir()
+      with pytest.raises(ValueError, match=f"^{path} cannot be read on "):
+        prepare.prepare(job, tmp_path / "out", records.Options(), beam_settings=DIRECT)
+      path.rmdir()
     away.rename(path)
     prepare.prepare(job, tmp_path / "out", records.Options(), beam_settings=DIRECT)
 

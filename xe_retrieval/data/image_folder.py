@@ -61,10 +61,6 @@ def _stamp(path):
   return about.st_size, about.st_mtime_ns
 
 
-def _is_picture(name: bytes) -> bool:
-  return name.lower().endswith(_SUFFIXES) and not name.startswith(b".")
-
-
 def _walk(top, inside):
   """Yields (path, True) of pictures, (path, False) of folders that cannot be listed."""
   try:

@@ -2,7 +2,6 @@
 
 import collections
 import concurrent.futures
-import errno
 import itertools
 import os
 import re
@@ -14,13 +13,7 @@ import numpy as np
 from xe_retrieval import model as models
 from xe_retrieval.data import decoding
 from xe_retrieval.data.image_folder import Entry
-from xe_retrieval.preparation import cores
-
-# What a disk or a machine says that fails now: it tells nothing of the picture.
-_PASSING = {
-  *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN),
-  *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-}
+from xe_retrieval.preparation import cores, image_files
 
 
 class Batch(NamedTuple):
@@ -77,7 +70,7 @@ def _decoded(pool, model, source, entries):
     try:
       return decoding.square(source.read(entry.name), view=view)
     except OSError as e:
-      if e.errno in _PASSING:
+      if image_files.is_passing(e):
         raise OSError(e.errno, os.strerror(e.errno), source.full_name(entry.name)) from e
       return reason(e)
     except ValueError as e:

@@ -17,7 +17,7 @@ from braceexpand import braceexpand
 
 from xe_retrieval.preparation import caption_tables
 from xe_retrieval.preparation.caption_tables import Caption, Sample
-from xe_retrieval.preparation.image_files import MAX_BYTES
+from xe_retrieval.preparation.image_files import MAX_BYTES, is_passing
 from xe_retrieval.preparation.rejections import Rejected, Rejection
 
 _EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
@@ -44,7 +44,8 @@ class Folder:
     return next(filter(os.path.exists, places), places[0])
 
   def read(self, name: str) -> bytes:
-    """The bytes of a file, at most MAX_BYTES + 1; Rejected if there is none."""
+    """The bytes of a file, at most MAX_BYTES + 1; Rejected if there is none. OSError if it
+    cannot be read now, but perhaps later."""
     try:
       path = os.path.realpath(self._place(name))
       if os.path.commonpath([path, self.root]) != self.root:
@@ -54,6 +55,8 @@ class Folder:
       with open(path, "rb") as file:
         return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as e:  # ValueError: NUL in the name
+      if is_passing(e):
+        raise
       raise Rejected("missing file", getattr(e, "strerror", None) or str(e)) from e
 
 

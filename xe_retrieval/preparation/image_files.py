@@ -1,5 +1,6 @@
 """One image file → a JPEG that the pipeline can decode, and a fingerprint; or a reason why not."""
 
+import errno
 import io
 import re
 
@@ -13,6 +14,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_BYTES = 64 << 20
 QUALITY = 90  # of JPEGs that are re-encoded
 MAX_SCANS = 100  # a progressive JPEG has about ten; thousands would take hours to decode
+# What a disk or a machine says that fails now: it tells nothing of a picture.
+_PASSING = {
+  *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN),
+  *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
 
 Image.init()  # registers all FORMATS
 cv2.setNumThreads(0)  # callers already use a process or thread per core
@@ -35,6 +41,11 @@ def check(data: bytes, max_side: int | None, max_pixels: int) -> tuple[bytes, by
   except Exception as e:  # broken files make the decoders raise almost anything
     reason = "truncated" if data and "truncated" in str(e).lower() else "not an image"
     raise Rejected(reason, _one_line(e) if data else "the file is empty") from e
+
+
+def is_passing(error: Exception) -> bool:
+  """Whether a picture that could not be read because of it may be read later."""
+  return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def fingerprint(image: Image.Image) -> bytes:

@@ -109,7 +109,9 @@ def _check_input(unit):
   folder = getattr(unit, "folder", unit)
   try:
     if isinstance(folder, archives.Folder):
-      os.scandir(folder.root).close()
+      with os.scandir(folder.root) as files:
+        if next(files, None) is None:  # a mount point without its disk
+          raise OSError(f"{folder.root} is empty")
     elif not isinstance(folder, filesystems.Folder):
       filesystems.opened(folder.path).close()
   except OSError as e:
