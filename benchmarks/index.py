@@ -1,11 +1,13 @@
 """Our index beside NumPy brute force and faiss, on the same vectors, by speed at equal recall.
 
   python -m benchmarks.index [--vectors=200000] [--kinds=surface,clusters,noise]
+  python -m benchmarks.index --images=vectors/ --workdir=runs/mine --captions=captions/coco:train
 
 Each index is tuned on one half of the queries to look no further than it takes to find 97 % of the
 true ten nearest, and measured on the other half, in nine interleaved rounds: "× NumPy" compares the
 best rounds, "median" is over the ratios within a round. Data: `surface`, 24 directions and some
-noise, like embeddings; `clusters`, 2,000 of them; `noise`, which has nothing to make use of.
+noise, like embeddings; `clusters`, 2,000 of them; `noise`, which has nothing to make use of. With
+--images, vectors that `embed` made, and captions of a data set as queries.
 
   python -m benchmarks.index --only=disk --vectors=1000000,10000000 --precision=float16
 
@@ -20,7 +22,10 @@ import time
 
 import numpy as np
 
+import xe_retrieval
 from benchmarks import index_in_milvus, index_on_disk
+from xe_retrieval.embed import embedded_source, vector_files
+from xe_retrieval.search import image_sources
 from xe_retrieval.search.stores import nearest, scann_index
 
 WIDTH, K, TARGET = 128, 10, 0.97
@@ -37,6 +42,10 @@ def main():
   parser.add_argument("--folder", help="where the collection is written; by default in TMPDIR")
   parser.add_argument("--queries", type=int, default=4_000)
   parser.add_argument("--kinds", default="surface,clusters,noise")
+  parser.add_argument("--images", help="a directory that embed wrote")
+  parser.add_argument("--workdir", help="of the model that embedded them")
+  parser.add_argument("--captions", help="DATASET:SPLIT")
+  parser.add_argument("--data_dir", default="datasets")
   args = parser.parse_args()
   for count in map(int, args.vectors.split(",")):
     if args.only == "milvus":
@@ -47,15 +56,20 @@ def main():
     if args.only == "disk":
       index_on_disk.measure(count, args.precision, args.kind, args.folder)
       continue
+    if args.images:
+      compare("photos", *embedded(args))
+      return
     for kind in args.kinds.split(","):
-      compare(kind, count, args.queries)
+      compare(kind, *draw(kind, count, args.queries))
 
 
-def compare(kind, count, asked):
-  vectors, queries = draw(kind, count, asked)
+def compare(kind, vectors, queries):
   sample, queries = queries[::2], queries[1::2]
   truth, sample_truth = (nearest.nearest(vectors, q, K)[0] for q in (queries, sample))
-  print(f"{kind}: {count:,} × {WIDTH}, ten nearest of {len(queries):,} queries", flush=True)
+  print(
+    f"{kind}: {len(vectors):,} × {vectors.shape[1]}, ten nearest of {len(queries):,} queries",
+    flush=True,
+  )
   print(f"  {'':22}{'build':>9}{'queries/s':>12}{'× NumPy':>9}{'median':>9}{'recall@10':>11}")
   ways = {"NumPy": (0.0, lambda: brute_force(vectors, queries))}
   ways["ScaNN (ours)"] = ours(vectors, sample, queries)
@@ -89,9 +103,10 @@ def faiss_ways(vectors, sample, truth, queries):
     print("  (faiss is not installed: pip install faiss-cpu)")
     return {}
   leaves = 4 * round(np.sqrt(len(vectors)))
-  flat = faiss.IndexFlatIP(WIDTH)
-  ivf = faiss.IndexIVFFlat(faiss.IndexFlatIP(WIDTH), WIDTH, leaves, faiss.METRIC_INNER_PRODUCT)
-  hnsw = faiss.IndexHNSWFlat(WIDTH, 32, faiss.METRIC_INNER_PRODUCT)
+  width, product = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
+  flat = faiss.IndexFlatIP(width)
+  ivf = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, leaves, product)
+  hnsw = faiss.IndexHNSWFlat(width, 32, product)
   out = {}
   for name, index in (("faiss Flat", flat), ("faiss IVF", ivf), ("faiss HNSW", hnsw)):
     start = time.perf_counter()
@@ -137,6 +152,17 @@ def draw(kind, count, queries):
     x = 0.7 * x + centres[random.integers(0, 2_000, total)]
   x /= np.linalg.norm(x, axis=1, keepdims=True)
   return x[:count], x[count:]
+
+
+def embedded(args):
+  """Vectors of pictures, and of captions as queries, both as search compares them."""
+  model = xe_retrieval.load(args.workdir)
+  directory = embedded_source.open_directory(args.images, model.fingerprint())
+  vectors = np.concatenate([vector_files.vectors(table) for table in directory.tables()])
+  captions = list(image_sources.named(args.captions, args.data_dir).captions())
+  some = np.random.default_rng(0).permutation(len(captions))[: args.queries]
+  found = model.embed_queries([captions[i] for i in some], progress=True)
+  return vectors, model.scoring.text(*found)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,19 @@ from xe_retrieval.search import index_audit
 from xe_retrieval.search.stores import files, nearest, scann_index
 
 
-@pytest.mark.parametrize("stored", [True, False])
-def test_saved_moved_and_loaded(stored, tmp_path):
-  vectors, queries = _clusters(3000), _clusters(30, seed=1)
-  index = scann_index.build(vectors, stored=stored)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_saved_moved_and_loaded(precision, tmp_path):
+  vectors, queries = _clusters(3000).astype(precision), _clusters(900, seed=1)
+  index = scann_index.build(vectors)
   index.save(tmp_path / "there")
   (tmp_path / "there").rename(tmp_path / "here")
   assert not list((tmp_path / "here").glob("*.pkl"))
-  loaded = scann_index.load(tmp_path / "here", None if stored else vectors)
+  loaded = scann_index.load(tmp_path / "here", vectors)
   assert len(loaded) == 3000
   for one, other in zip(index.search(queries, 5), loaded.search(queries, 5), strict=True):
     np.testing.assert_array_equal(one, other)
+  exact = nearest.nearest(vectors, queries, 5)[1]
+  np.testing.assert_allclose(loaded.search(queries, 5)[1][:, 0], exact[:, 0], atol=1e-5)
 
 
 def test_a_tree_finds_the_neighbours(monkeypatch):
@@ -49,12 +51,12 @@ def test_overlap_by_hand():
 
 def test_refuses_what_is_wrong(tmp_path):
   with pytest.raises(ValueError, match="it has no index.json"):
-    scann_index.load(tmp_path)
+    scann_index.load(tmp_path, _clusters(100))
   index = scann_index.build(_clusters(100))
   index.save(tmp_path)
   (tmp_path / "scann_docids.pkl").write_bytes(b"")
   with pytest.raises(ValueError, match="a pickle, which may run anything"):
-    scann_index.load(tmp_path)
+    scann_index.load(tmp_path, _clusters(100))
   with pytest.raises(ValueError, match="asked for 101 neighbours, but the index holds 100"):
     index.search(_clusters(1), 101)
 

@@ -2,9 +2,11 @@
 
 index = build(vectors, queries=some_queries)
 rows, scores = index.search(queries, 10)
-index.save("index/ann"); load("index/ann")
+index.save("index/ann"); load("index/ann", vectors)
 """
 
+import concurrent.futures
+import functools
 import json
 import math
 import pathlib
@@ -12,50 +14,63 @@ import pathlib
 import numpy as np
 
 from xe_retrieval.evaluation import score_tiles
+from xe_retrieval.preparation import cores
 from xe_retrieval.search.stores import nearest
 
 TREE_FROM = 100_000  # vectors; below, hashing alone is fast enough
 TARGET = 0.972  # share of the true ten nearest that a tuned index finds
-REORDER = 60  # candidates that get their exact score, if that is enough; see _tune
+_QUERIES = 8_192  # that ScaNN is asked together
+_AT_ONCE = 8_192  # candidates that a thread scores together
+REORDER = 30  # candidates that get their exact score, if that is enough; see _tune
 
 
 class ScannIndex:
-  """A ScaNN searcher by row number: without a table of ids, which ScaNN would pickle."""
+  """A ScaNN searcher by row number: without a table of ids, which ScaNN would pickle.
 
-  def __init__(self, searcher, size, settings, vectors=None):
-    self._searcher, self._size, self.settings = searcher, size, settings
-    self._vectors = vectors  # [N, D] to score candidates with; None: ScaNN holds its own copy
+  ScaNN holds hashes only. Candidates are scored with `vectors` [N, D], which may be mapped from a
+  file.
+  """
+
+  def __init__(self, searcher, vectors, settings):
+    self._searcher, self._vectors, self.settings = searcher, vectors, settings
 
   def __len__(self):
-    return self._size
+    return len(self._vectors)
 
   def search(self, queries, k):
     """[Q, D] -> int64 [Q, k] rows, float32 [Q, k] scores, best first."""
     if k > len(self):
       raise ValueError(f"asked for {k} neighbours, but the index holds {len(self)} vectors")
     queries = score_tiles.embeddings("queries", queries)
-    candidates = max(self.settings["reorder"], 3 * k)
-    if self._vectors is not None:
-      return self._search_mapped(queries, k, min(candidates, len(self)))
-    for leaves in (self.settings["leaves_to_search"], self.settings["leaves"]):
-      found = self._searcher.search_batched_parallel(queries, k, candidates, leaves or None)
-      if not np.isnan(found[1]).any():  # else these leaves hold fewer than k vectors: take all
-        break
-    return found[0].astype(np.int64), found[1]
+    candidates = min(max(self.settings["reorder"], 3 * k), len(self))
+    found = [
+      self._search(queries[i : i + _QUERIES], k, candidates)
+      for i in range(0, len(queries), _QUERIES)
+    ]
+    rows, scores = zip(*found, strict=True)
+    return np.concatenate(rows), np.concatenate(scores)
 
-  def _search_mapped(self, queries, k, candidates):
+  def _search(self, queries, k, candidates):
     for leaves in (self.settings["leaves_to_search"], self.settings["leaves"]):
       rows, rough = self._searcher.search_batched_parallel(
         queries, candidates, None, leaves or None
       )
-      if not np.isnan(rough[:, k - 1]).any():
+      missing = np.isnan(rough)
+      if not missing[:, k - 1].any():  # else these leaves hold fewer than k vectors: take all
         break
-    rows, scores = rows.astype(np.int64), np.empty(rows.shape, np.float32)
-    for q, query in enumerate(queries):
-      scores[q] = self._vectors[rows[q]] @ query
-    scores[np.isnan(rough)] = -np.inf
-    order = np.lexsort((rows, -scores), axis=1)[:, :k]
-    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+    def exact(some):
+      vectors = np.take(self._vectors, rows[some], axis=0, mode="clip")  # [q, candidates, D]
+      scores = np.vecdot(vectors.astype(np.float32, copy=False), queries[some, None])
+      scores[missing[some]] = -np.inf
+      order = np.lexsort((rows[some], -scores), axis=1)[:, :k]
+      return np.take_along_axis(rows[some], order, 1), np.take_along_axis(scores, order, 1)
+
+    at_once = max(1, _AT_ONCE // candidates)
+    parts = [slice(i, i + at_once) for i in range(0, len(queries), at_once)]
+    found = map(exact, parts) if len(parts) == 1 else _threads().map(exact, parts)
+    rows_found, scores = zip(*found, strict=True)
+    return np.concatenate(rows_found).astype(np.int64), np.concatenate(scores)
 
   def save(self, directory):
     """ScaNN's own files and index.json; no pickle."""
@@ -66,12 +81,11 @@ class ScannIndex:
     (directory / "index.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def build(vectors, queries=None, stored=True) -> ScannIndex:
-  """[N, D] -> an index of them.
+def build(vectors, queries=None) -> ScannIndex:
+  """[N, D] -> an index of them, which goes on reading them.
 
   `queries` [Q, D] are a sample of what will be asked: ScaNN looks as far as it takes to find TARGET
-  of their neighbours. Without `stored`, ScaNN holds hashes only and reads candidates from
-  `vectors`, which may be mapped from a file; `load` is then given them again.
+  of their neighbours.
   """
   vectors = score_tiles.embeddings("vectors", vectors)
   chosen = settings(len(vectors))
@@ -87,14 +101,13 @@ def build(vectors, queries=None, stored=True) -> ScannIndex:
   builder = builder.score_ah(
     chosen["hash_block"], anisotropic_quantization_threshold=chosen["anisotropic"]
   )
-  builder = builder.reorder(chosen["reorder"]) if stored else builder
-  index = ScannIndex(builder.build(), len(vectors), chosen, None if stored else vectors)
+  index = ScannIndex(builder.build(), vectors, chosen)
   _tune(index, vectors, queries)
   return index
 
 
-def load(directory, vectors=None) -> ScannIndex:
-  """The index that was saved there; refuses ScaNN's own pickle of ids."""
+def load(directory, vectors) -> ScannIndex:
+  """The index of these vectors that was saved there; refuses ScaNN's own pickle of ids."""
   directory = pathlib.Path(directory)
   if not (directory / "index.json").exists():
     raise ValueError(f"{directory} holds no index: it has no index.json")
@@ -104,7 +117,7 @@ def load(directory, vectors=None) -> ScannIndex:
     )
   about = json.loads((directory / "index.json").read_text())
   searcher = _scann().load_searcher(str(directory))
-  return ScannIndex(searcher, about["vectors"], about["settings"], vectors)
+  return ScannIndex(searcher, vectors, about["settings"])
 
 
 def settings(count):
@@ -126,6 +139,11 @@ def overlap(found, exact):
   return float((found[:, :, None] == exact[:, None, :]).any(axis=1).mean())
 
 
+@functools.cache
+def _threads():
+  return concurrent.futures.ThreadPoolExecutor(cores.available(), "scann")
+
+
 def _scann():
   from xe_retrieval.data import cpu_tensorflow  # noqa: F401 scann loads TensorFlow: without devices
 
@@ -145,7 +163,7 @@ def _tune(index, vectors, queries):
   def found():
     return overlap(index.search(asked, k)[0], exact)
 
-  while found() < (1 + TARGET) / 2 and chosen["reorder"] < 16 * REORDER:  # with all leaves
+  while found() < (1 + TARGET) / 2 and chosen["reorder"] < 32 * REORDER:  # with all leaves
     chosen["reorder"] *= 2
   leaves = 10
   while leaves < chosen["leaves"]:

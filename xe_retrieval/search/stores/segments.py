@@ -165,7 +165,7 @@ class Writer:
 
 def build_index(segment: Segment, queries=None) -> None:
   """Adds ScaNN to a segment that nobody reads yet."""
-  built = scann_index.build(segment.vectors, queries=queries, stored=False)
+  built = scann_index.build(segment.vectors, queries=queries)
   built.save(segment.path / "ann")
   sync_tree(segment.path / "ann")
   sync(segment.path)
