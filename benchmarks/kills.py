@@ -111,6 +111,9 @@ class Index:
     start = time.perf_counter()
     begun()
     add, remove = ([image_sources.Folder(p) for p in step.get(x, ())] for x in ("add", "remove"))
+    if (self.root / out / MANIFEST).exists():  # else a life that was killed late has removed it
+      held = {about["key"] for about in Collection(self.root / out).manifest["sources"]}
+      remove = [source for source in remove if source.key in held]
     options = {"kind": self.kind, "rebuild": step.get("rebuild", False)}
     update.update_index(self.root / out, model, self.workdir, add, remove, **options)
     return time.perf_counter() - start

@@ -30,8 +30,11 @@ def get_config(loss: str = "corrected_cross_example_softmax"):
   config.data.name = "captions/flickr8k"
   config.data.dir = "datasets"
   config.data.augment = "none"  # else the image tower's features could not be cached
+  config.data.views = 2
+  # Projections of frozen features are pulled together or apart by the authors' λ of 5.
+  config.margin_floor = 100.0
 
-  config.bank.query = 0.75 if loss in _QUERY_SCOPE else 0.5
+  config.bank.query = 0.75 if loss in _QUERY_SCOPE else 0.6
   config.bank.image = 0.5
   config.caption_encoder = _weights("minilm-l6", "sentence-transformers/all-MiniLM-L6-v2")
 
