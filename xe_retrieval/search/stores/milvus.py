@@ -41,7 +41,7 @@ class MilvusStore(Store):
     if self.lite and about["index"] == "scann":
       raise ValueError("milvus-lite has no ScaNN: leave --kind out, or use a Milvus server")
     self.client = milvus_client.connect(path, about["uri"])
-    self.rows = milvus_rows.Rows(self.columns, about["fields"])
+    self.rows = milvus_rows.Rows(self.columns, about["fields"], self.client.version)
     self._about = about | {"built": milvus_client.check(self.client, about)}
     seconds = milvus_client.WRITING if writing else milvus_client.READING
     self._call = milvus_client.Calls(self.client, about, seconds)
@@ -294,6 +294,7 @@ def _batches(items, size):
 
 def create(path, about: dict, columns: dict[str, str], width: int) -> MilvusStore:
   """An empty one to write to; what `stores.parse` returned, and `index`: auto, exact or scann."""
-  fields, written = milvus_rows.fields(columns)
-  about = milvus_client.create(path, about | {"width": width}, fields)
+  client = milvus_client.connect(path, about["uri"])
+  fields, written = milvus_rows.fields(columns, client.version)
+  about = milvus_client.create(client, path, about | {"width": width}, fields)
   return MilvusStore(path, about | {"fields": written}, columns, writing=True)

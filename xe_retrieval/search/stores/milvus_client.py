@@ -63,6 +63,7 @@ def connect(path, uri):
   try:
     with asking(uri):
       client = pymilvus.MilvusClient(str(file or uri), token="" if file else token, timeout=20)
+      client.version = client.get_server_version()
   except ValueError:
     if file and _locked(file / "LOCK"):
       raise ValueError(
@@ -161,7 +162,7 @@ def _owner(found):
   return found.get("description") or found.get("properties", {}).get(OWNER, "")
 
 
-def create(path, about, fields) -> dict:
+def create(client, path, about, fields) -> dict:
   """An empty collection with `fields` {name: type of pymilvus} -> what the manifest says of it.
 
   One that an interrupted run of this index has left is replaced; the one that the manifest names
@@ -172,7 +173,6 @@ def create(path, about, fields) -> dict:
   path, uri = pathlib.Path(path).expanduser(), about["uri"]
   about = {"index": "auto"} | about | {"owner": _own(path), "update": 0, "images": 0}
   about |= {"collection": _free_name(path, about), "built": "FLAT"}
-  client = connect(path, uri)
   name = about["collection"]
   with asking(uri):
     if client.has_collection(name):
