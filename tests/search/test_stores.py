@@ -115,7 +115,7 @@ def test_above_and_counts(filled, rows, queries):
   expected = [rows.best(q)[rows.best(q) >= low] for q, low in zip(queries, least, strict=True)]
   counted = filled.scan(queries, 3, least)[2]
   assert [len(of) for of in counted] == [len(of) for of in expected]
-  for found in (filled.above(queries, least), filled.scan(queries, 3, least, exact=True)[2]):
+  for found in (filled.above(queries, least), filled.scan(queries, 3, least, listed=True)[2]):
     for one, of in zip(found, expected, strict=True):
       np.testing.assert_allclose(np.sort(one)[::-1], of, rtol=1e-5)
   assert filled.count(queries, least) == [len(of) for of in expected]

@@ -84,23 +84,23 @@ class MilvusStore(Store):
       self._range(query, float(low), where) for query, low in zip(queries, least, strict=True)
     ]
 
-  def scan(self, queries, k, least, where=None, exact=False):
+  def scan(self, queries, k, least, where=None, exact=False, listed=False):
     ids, scores = self.nearest(queries, max(k, min(FIRST, len(self))), where, exact)
     found = None
     if exact or not self.approximate:
       found = []
       for query, low, of in zip(queries, least, scores, strict=True):
-        found.append(self._passing(query, float(low), of, where, exact))
+        found.append(self._passing(query, float(low), of, where, listed))
     return ids[:, :k], scores[:, :k], found
 
-  def _passing(self, query, least, best, where, exact):
-    """Scores from `least` on, of which the `best` are known. Unless `exact`, only how many they
+  def _passing(self, query, least, best, where, listed):
+    """Scores from `least` on, of which the `best` are known. Unless `listed`, only how many they
     are is right, which takes one question if all images pass, and one page of scores if not."""
     if len(best) < FIRST or best[-1] < least:
       return best[np.isfinite(best) & (best >= least)]
-    if exact:
+    if listed:
       return self._range(query, least, where)
-    [(_, lowest)] = self._search([-query], 1, where)
+    [(_, lowest)] = self._search([-query], 1, where, exact=True)
     if -lowest[0] < least:
       return self._range(query, least, where, PAGE)
     count = self.matching(where)

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import secrets
 import time
 import urllib.parse
@@ -96,7 +97,8 @@ def asking(uri):
     yield
   except (pymilvus.MilvusException, grpc.RpcError, OSError) as e:
     said = getattr(e, "message", "") or getattr(e, "details", lambda: "")() or str(e)
-    raise Unavailable(f"Milvus at {_public(uri)}: {' '.join(str(said).split())[:300]}") from e
+    said = re.sub(r"stack trace: .*?goexit: ", "", " ".join(str(said).split()))  # of a server
+    raise Unavailable(f"Milvus at {_public(uri)}: {said[:300]}") from e
 
 
 class Calls:
