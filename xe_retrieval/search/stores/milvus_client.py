@@ -21,7 +21,8 @@ from xe_retrieval.search.stores.store import Unavailable
 OWNER = "owner"
 READING, WRITING = 5, 120  # seconds that a call may take
 PAUSE = 1  # seconds in which all calls fail at once, after one that has waited in vain
-INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"with_raw_data": True}}
+LEAVES = 1024  # of ScaNN, which has no number of its own by default
+INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"nlist": LEAVES}}
 
 
 def is_file(uri) -> bool:
@@ -249,7 +250,7 @@ def effort(kind, k, exact) -> dict:
   if kind == "HNSW":
     return {"ef": 32_768 if exact else max(256, 2 * k)}
   if kind == "SCANN":
-    return {"nprobe": 16_384 if exact else 128, "reorder_k": max(10 * k, 600)}
+    return {"nprobe": LEAVES if exact else 128, "reorder_k": max(10 * k, 600)}
   return {}
 
 
