@@ -73,11 +73,14 @@ def test_approximate_indexes(large, rows, queries, kind):
   least = np.ones(20, np.float32)
   expected = np.array([np.count_nonzero(rows.best(query) >= 1) for query in queries])
   assert store.scan(queries, 3, least)[2] is None
+  some = {"HNSW": 0.9, "SCANN": 0.8}[
+    kind
+  ]  # of ScaNN, range search looks at an eighth of the leaves
   for counts in (
     np.array(store.count(queries, least)),
     np.array([len(of) for of in store.scan(queries, 3, least, exact=True)[2]]),
   ):
-    assert (counts <= expected + 1).all() and counts.sum() > 0.9 * expected.sum()
+    assert (counts <= expected + 1).all() and counts.sum() > some * expected.sum()
   assert store.matching(None) == LARGE and store.matching(where) == mask.sum()
   back = stores.open(path, built | {"index": "exact"}, COLUMNS, writing=True).commit()
   assert back["built"] == "FLAT"
