@@ -59,7 +59,7 @@ def main(argv):
     try:
       options = {"precision": f.precision or "", "columns": f.columns, "store": f.store}
       report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild, **options)
-    except ValueError as e:
+    except (OSError, ValueError) as e:
       sys.exit(f"error: {e}")
     except KeyboardInterrupt:
       sys.exit("\nstopped; the same command goes on from there")

@@ -9,10 +9,11 @@ import pytest
 from tests.embed.conftest import BROKEN, HOSTILE, PICTURES
 from tests.embed.test_part import change, embed, rows, same, skipped
 from tests.search.conftest import draw
-from xe_retrieval.data import paths
+from xe_retrieval.data import image_folder, paths
 from xe_retrieval.embed import __main__ as command
-from xe_retrieval.embed import directory, embedded_source, part
+from xe_retrieval.embed import directory, embedded_source, embedding_loop, part
 from xe_retrieval.search import image_sources
+from xe_retrieval.search.update import update_index
 
 EMPTY = "photos holds no pictures: is its disk mounted"
 
@@ -112,7 +113,7 @@ def test_a_disk_that_fails_for_a_while_is_no_damage(model, source, tmp_path, mon
   same(rows(out), before)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
 def test_a_picture_that_a_disk_does_not_give_now_is_not_skipped(model, source, tmp_path, code):
   class Failing(image_sources.Folder):
     def read(self, name):
@@ -123,6 +124,60 @@ def test_a_picture_that_a_disk_does_not_give_now_is_not_skipped(model, source, t
   with pytest.raises(OSError, match=f"{os.strerror(code)}.*photos/scene007.png"):
     part.run(model, Failing(source.path), tmp_path / "out", 1, 1)
   assert not directory.marker(tmp_path / "out", 1, 1).exists()
+
+
+class Sectors(image_sources.Folder):
+  """One picture gives EIO, the first `times` that it is read."""
+
+  def __init__(self, path, times):
+    super().__init__(path)
+    self.times, self.reads = times, 0
+
+  def read(self, name):
+    if name == "scene007.png":
+      self.reads += 1
+      if self.reads <= self.times:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return super().read(name)
+
+
+def test_a_bad_sector_is_skipped_and_a_disk_that_is_gone_is_not(
+  model, source, workdir, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(embedding_loop, "PAUSES", (0, 0))
+  every = PICTURES + len(HOSTILE)
+  out, index = tmp_path / "out", tmp_path / "index"
+  reason = os.strerror(errno.EIO)
+  with monkeypatch.context() as patch, pytest.raises(OSError, match=f"{reason}.*/scene007.png"):
+    patch.setattr(image_folder, "disk_answers", lambda path: False)
+    part.run(model, Sectors(source.path, 99), out, 1, 1)
+  assert not directory.marker(out, 1, 1).exists()
+  with monkeypatch.context() as patch, pytest.raises(OSError, match=f"{reason}.*/scene007.png"):
+    patch.setattr(image_folder, "disk_answers", lambda path: False)
+    update_index(index, model, workdir, [Sectors(source.path, 99)])
+  part.run(model, Sectors(source.path, 2), tmp_path / "third", 1, 1)
+  assert len(rows(tmp_path / "third")) == every
+  part.run(model, Sectors(source.path, 3), out, 1, 1)
+  assert len(rows(out)) == every - 1 and skipped(out)["scene007.png"] == reason
+  report = update_index(index, model, workdir, [Sectors(source.path, 3)])
+  assert report.images == every - 1
+  assert (source.key, "scene007.png", reason) in report.skipped
+  assert part.run(model, source, out, 1, 1).fresh == 0  # it is tried again where that is asked for
+  part.run(model, source, out, 1, 1, update=True)
+  assert len(rows(out)) == every and "scene007.png" not in skipped(out)
+  assert update_index(index, model, workdir, [source]).images == every
+
+
+def test_index_stops_where_a_disk_is_unmounted(model, source, workdir, tmp_path):
+  class Unmounted(image_sources.Folder):
+    def read(self, name):
+      if not (tmp_path / "away").exists():
+        source.path.rename(tmp_path / "away")
+        source.path.mkdir()
+      return super().read(name)
+
+  with pytest.raises(ValueError, match=EMPTY):
+    update_index(tmp_path / "index", model, workdir, [Unmounted(source.path)])
 
 
 def test_what_another_worker_deletes_or_finishes_meanwhile(model, source, tmp_path, monkeypatch):
@@ -146,8 +201,14 @@ def test_what_another_worker_deletes_or_finishes_meanwhile(model, source, tmp_pa
   chunk.write_bytes(b"damaged")
   other = folder / f".000000-00000000.parquet.elsewhere-7.7{paths.PARTIAL}"
   other.write_bytes(b"has just been linked")
+  rename = os.rename
+
+  def gone_before_rename(path, aside):
+    pathlib.Path(path).unlink(missing_ok=True)
+    rename(path, aside)
+
   with monkeypatch.context():
-    gone_before("unlink", ".json")
+    monkeypatch.setattr(os, "rename", gone_before_rename)
     gone_before("unlink", ".parquet")
     gone_before("stat", paths.PARTIAL)
     assert part.run(model, source, out, 1, 1).embedded == len(before)
@@ -155,7 +216,7 @@ def test_what_another_worker_deletes_or_finishes_meanwhile(model, source, tmp_pa
   same(rows(out), before)
   assert not other.exists()
   draw(source.path, range(60, 61))
-  gone_before("unlink", ".json")
+  monkeypatch.setattr(os, "rename", gone_before_rename)
   part.run(model, source, out, 1, 1, update=True)
   monkeypatch.undo()
   assert len(rows(out)) == len(before) + 1
@@ -163,6 +224,26 @@ def test_what_another_worker_deletes_or_finishes_meanwhile(model, source, tmp_pa
   monkeypatch.setattr(directory.paths, "create", lambda *_: False)  # and deleted again
   with pytest.raises(ValueError, match="part 1/1 of .* was changed by another worker"):
     part.run(model, source, out, 1, 1)
+
+
+def test_a_newer_marker_of_another_worker_stays(model, source, tmp_path):
+  out, reports = tmp_path / "out", []
+  part.run(model, source, out, 1, 1)
+  marker = directory.marker(out, 1, 1)
+  draw(source.path, range(60, 62))
+
+  class Slow(image_sources.Folder):
+    def entries(self, wanted=None):
+      yield from super().entries(wanted)
+      if wanted and not reports:  # all is looked at, and another worker takes it over
+        reports.append(part.run(model, source, out, 1, 1, update=True))
+        reports.append(os.stat(marker))
+
+  report = part.run(model, Slow(source.path), out, 1, 1, update=True)
+  assert reports[0].embedded == 2 and (report.embedded, report.fresh) == (0, 0)
+  assert os.path.samestat(reports[1], os.stat(marker))
+  assert report.done == reports[0].done and not directory.status(out).damaged
+  assert not list(out.glob(f"*{paths.PARTIAL}"))
 
 
 def test_the_exit_code_is_that_of_the_parts_asked_for(model, source, tmp_path, capsys):

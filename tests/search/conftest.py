@@ -1,5 +1,9 @@
 """A tiny model with a made-up calibration, a folder of drawn images, and its index."""
 
+import hashlib
+import os
+import secrets
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from xe_retrieval.calibration import artifact, counts
 from xe_retrieval.calibration.calibrator import Calibrator
 from xe_retrieval.data import mesh, shapes, tokenization
 from xe_retrieval.search import image_sources, update
+from xe_retrieval.search.stores import milvus_client
 from xe_retrieval.towers import bank, dual_encoder, pretrained
 from xe_retrieval.training import optimizers, step
 from xe_retrieval.training.checkpoints import Checkpoints
@@ -111,15 +116,38 @@ def release(index):
     milvus_lite.server_manager_instance.release_server(str(file))
 
 
-@pytest.fixture(params=["files", "milvus"])
+KINDS = ("files", "milvus", "server")  # server: that of XE_MILVUS, as in http://127.0.0.1:19530
+PREFIX = f"xe_test_{secrets.token_hex(4)}"  # of the collections there that are dropped in the end
+
+
+def place(kind, path) -> str:
+  """--store of an index at `path`."""
+  if kind == "files":
+    return "files"
+  if kind == "milvus":
+    pytest.importorskip("milvus_lite")
+    return f"milvus:{path / 'vectors.db'},photos"
+  if not os.environ.get("XE_MILVUS"):
+    pytest.skip("XE_MILVUS names no Milvus server, as in XE_MILVUS=http://127.0.0.1:19530")
+  name = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+  return f"milvus:{os.environ['XE_MILVUS']},{PREFIX}_{name}"
+
+
+@pytest.fixture(params=KINDS)
 def store(request, tmp_path):
-  """--store of an index at tmp_path/index: tests that use it run over files and Milvus-lite."""
-  if request.param == "files":
-    yield "files"
-    return
-  pytest.importorskip("milvus_lite")
-  yield f"milvus:{tmp_path / 'index' / 'vectors.db'},photos"
+  """--store of an index at tmp_path/index: tests that use it run over all kinds of stores."""
+  yield place(request.param, tmp_path / "index")
   release(tmp_path / "index")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drop_collections():
+  yield
+  if uri := os.environ.get("XE_MILVUS"):
+    client = milvus_client.connect(".", uri)
+    for name in client.list_collections():
+      if name.startswith(PREFIX):
+        client.drop_collection(name)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from tests.search.test_stores import COLUMNS, COUNT, WIDTH, Rows
 from xe_retrieval.search import asking, conditions, stores
 
 pytest.importorskip("milvus_lite")
+import pymilvus
+
 from xe_retrieval.search.stores import milvus, milvus_client
 
 
@@ -135,6 +137,17 @@ def test_wrong_addresses(tmp_path, uri, sentence):
   with pytest.raises(ValueError, match=sentence) as e:
     stores.create(tmp_path, stores.parse(f"milvus:{uri},photos", tmp_path), COLUMNS, WIDTH)
   assert "secret" not in str(e.value) and "\n" not in str(e.value)
+
+
+def test_what_a_server_says_is_a_sentence():
+  """Without the stack of its calls, which comes first."""
+  said = "stack trace: /a/trace.go:51 x.Trace\n/b/asm.s:1598 runtime.goexit: attempt #0: too slow"
+  uri = "http://host:1"
+  with (
+    pytest.raises(ValueError, match=f"^Milvus at {uri}: attempt #0: too slow$"),
+    milvus_client.asking(uri),
+  ):
+    raise pymilvus.MilvusException(message=said)
 
 
 def test_a_package_that_is_missing(tmp_path, monkeypatch):
@@ -283,9 +296,40 @@ def test_all_images_are_counted_and_not_listed(store, queries, monkeypatch):
       mask = np.array([x is not None and x > 1 for x in mask.to_pylist()])
       where = conditions.parse(where, store.columns)
     monkeypatch.setattr(milvus, "FIRST", 20)
-    ids, scores, found = store.scan(queries, 5, np.full(3, -1e6), where)
-    assert [len(of) for of in found] == [mask.sum()] * 3 and ids.shape == (3, 5)
-    for query, of in zip(queries, found, strict=True):
-      np.testing.assert_allclose(of[:20], rows.best(query, mask)[:20], rtol=1e-5)
-  with pytest.raises(TypeError):
-    store.scan(queries, 5, np.zeros(3))
+    for exact in (False, True):
+      ids, scores, found = store.scan(queries, 5, np.full(3, -1e6), where, exact)
+      assert [len(of) for of in found] == [mask.sum()] * 3 and ids.shape == (3, 5)
+      for query, of in zip(queries, found, strict=True):
+        np.testing.assert_allclose(of[:20], rows.best(query, mask)[:20], rtol=1e-5)
+  for listed in (False, True):
+    with pytest.raises(TypeError):
+      store.scan(queries, 5, np.full(3, -1e6 * listed), listed=listed)
+
+
+def test_a_picture_with_levels_is_counted_and_not_listed():
+  """It has no probabilities, by which levels would be told."""
+  asked = []
+
+  def scan(vectors, depth, least, where, exact, listed):
+    asked.append((exact, listed))
+    ids = np.arange(depth, dtype=np.uint64)[None].repeat(len(vectors), 0)
+    return ids, np.zeros(ids.shape), [np.zeros(7)] * len(vectors)
+
+  vectors = lambda ids: np.zeros((len(ids), 2), np.float32)  # noqa: E731
+  store = types.SimpleNamespace(scan=scan, vectors=vectors)
+  searcher = types.SimpleNamespace(
+    collection=types.SimpleNamespace(store=store),
+    threshold=lambda query, cut: -1.0,
+    score_at=lambda query, p: -0.5,
+    probabilities=lambda query, scores: [None if query is None else 0.5] * len(scores),
+  )
+  vector, known = np.zeros(2, np.float32), object()
+  words = asking.Query("a dog", vector, known, False, True, [])
+  for ask in (
+    asking.Ask(None, None, top=2, levels=True, like=vector),
+    asking.Ask(words, None, top=2, levels=True),
+    asking.Ask(words, None, top=2),
+  ):
+    [found] = asking.answer(searcher, [ask])
+    assert found.total == 7
+  assert asked == [(True, False), (True, True), (False, False)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.search.conftest import release
+from tests.search.conftest import KINDS, place, release
 from tests.search.test_update import names, update  # noqa: F401
 from xe_retrieval.search import generation
 from xe_retrieval.search.collection import Collection
@@ -13,9 +13,9 @@ from xe_retrieval.search.stores.store import Unavailable
 pytest.importorskip("milvus_lite")
 
 
-@pytest.fixture
-def store(tmp_path):
-  yield f"milvus:{tmp_path / 'index' / 'vectors.db'},photos"
+@pytest.fixture(params=KINDS[1:])
+def store(request, tmp_path):
+  yield place(request.param, tmp_path / "index")
   release(tmp_path / "index")
 
 
@@ -41,7 +41,7 @@ def test_killed_before_the_manifest(update, photos, tmp_path, monkeypatch):  # n
     lambda: reader.store.fetch(ids, ("name", "source")),
     lambda: reader.store.vectors(ids),
   ):
-    with pytest.raises(Unavailable, match="photos is being updated, .*: ask again"):
+    with pytest.raises(Unavailable, match=" is being updated, .*: ask again"):
       ask()
   report = update([photos])
   found = Collection(tmp_path / "index")
@@ -70,12 +70,13 @@ def test_killed_while_an_index_is_built(update, photos, tmp_path, monkeypatch): 
 def test_a_collection_that_was_dropped(update, photos, tmp_path):  # noqa: F811
   """--rebuild makes it anew, and drops no collection of somebody else."""
   update([photos])
-  client = Collection(tmp_path / "index").store.client
-  client.drop_collection("photos")
-  with pytest.raises(ValueError, match="has no collection photos: .* index anew with --rebuild"):
+  store = Collection(tmp_path / "index").store
+  client, name = store.client, store._about["collection"]
+  client.drop_collection(name)
+  with pytest.raises(ValueError, match=f"no collection {name}: .* index anew with --rebuild"):
     update([photos])
-  client.create_collection("photos", 8)
-  with pytest.raises(ValueError, match="photos of Milvus at vectors.db is not that of this index"):
+  client.create_collection(name, 8)
+  with pytest.raises(ValueError, match=f"{name} of Milvus at .* is not that of this index"):
     update([photos])
   assert update([photos], rebuild=True).images == len(names(tmp_path)) == 30
-  assert client.has_collection("photos")
+  assert client.has_collection(name)

@@ -1,4 +1,4 @@
-"""What every store does, against NumPy: the same tests over files and over Milvus-lite."""
+"""What every store does, against NumPy: the same tests over files, Milvus-lite, and a server."""
 
 import datetime
 
@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.search.conftest import KINDS, place
 from xe_retrieval.search import conditions, stores
+from xe_retrieval.search.stores.store import Unavailable
 
 WIDTH, COUNT = 8, 300
 COLUMNS = {"stars": "whole", "price": "number", "my tag": "text"}
@@ -62,23 +64,21 @@ def queries():
 
 
 def make(kind, path):
-  if kind == "milvus":
-    pytest.importorskip("milvus_lite")
+  text = place(kind, path)
   path.mkdir()
-  about = stores.parse("" if kind == "files" else f"milvus:{path}/vectors.db,photos", path)
-  return stores.create(path, about, COLUMNS, WIDTH)
+  return stores.create(path, stores.parse(text, path), COLUMNS, WIDTH)
 
 
 def reopen(path, about, writing=False, columns=COLUMNS):
   return stores.open(path, about, columns, writing)
 
 
-@pytest.fixture(params=["files", "milvus"])
+@pytest.fixture(params=KINDS)
 def kind(request):
   return request.param
 
 
-@pytest.fixture(scope="module", params=["files", "milvus"])
+@pytest.fixture(scope="module", params=KINDS)
 def filled(request, rows, tmp_path_factory):
   """For tests that only read."""
   path = tmp_path_factory.mktemp(request.param) / "index"
@@ -115,7 +115,7 @@ def test_above_and_counts(filled, rows, queries):
   expected = [rows.best(q)[rows.best(q) >= low] for q, low in zip(queries, least, strict=True)]
   counted = filled.scan(queries, 3, least)[2]
   assert [len(of) for of in counted] == [len(of) for of in expected]
-  for found in (filled.above(queries, least), filled.scan(queries, 3, least, exact=True)[2]):
+  for found in (filled.above(queries, least), filled.scan(queries, 3, least, listed=True)[2]):
     for one, of in zip(found, expected, strict=True):
       np.testing.assert_allclose(np.sort(one)[::-1], of, rtol=1e-5)
   assert filled.count(queries, least) == [len(of) for of in expected]
@@ -144,7 +144,12 @@ def test_histogram(filled, rows, queries):
 def test_conditions(filled, rows, queries, text):
   where = conditions.parse(text, filled.columns)
   mask = where.mask(pa.table(rows.columns))
-  assert filled.matching(where) == mask.sum()
+  try:
+    assert filled.matching(where) == mask.sum()
+  except Unavailable as e:
+    if "only prefix pattern match" in str(e):
+      pytest.skip("this server knows no more of `like` than a prefix")
+    raise
   ids, scores = filled.nearest(queries, 10, where)
   for query, found, of in zip(queries, ids, scores, strict=True):
     np.testing.assert_allclose(of, rows.best(query, mask)[:10], rtol=1e-5)

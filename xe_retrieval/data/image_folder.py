@@ -120,6 +120,16 @@ def read(path: pathlib.Path) -> bytes:
   return data
 
 
+def disk_answers(path) -> bool:
+  """Whether the beginning of a file can be read from the disk itself, and not from memory."""
+  try:
+    with open(path, "rb", buffering=0) as file:
+      os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+      return bool(file.read(4096))
+  except OSError:
+    return False
+
+
 class ImageFolder:
   """The pictures of a folder as a split whose records have an image and nothing else.
 

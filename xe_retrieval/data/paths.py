@@ -70,8 +70,7 @@ def create(path, content: bytes) -> bool:
     except FileExistsError:
       return False
     return True
-  writer = f"{socket.gethostname()}-{os.getpid()}.{threading.get_ident()}"
-  part = path.with_name(f".{path.name}.{writer}{PARTIAL}")
+  part = own_part(path)
   try:
     with open(part, "wb") as file:
       file.write(content)
@@ -95,6 +94,12 @@ def create(path, content: bytes) -> bool:
 
 
 PARTIAL = ".tmp"  # how names of files end that `create` has not finished
+
+
+def own_part(path) -> epath.Path:
+  """A name beside `path` that no other writer takes."""
+  writer = f"{socket.gethostname()}-{os.getpid()}.{threading.get_ident()}"
+  return path.with_name(f".{path.name}.{writer}{PARTIAL}")
 
 
 def sync(path) -> None:

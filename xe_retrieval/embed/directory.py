@@ -1,5 +1,6 @@
 """What a directory of embeddings says of itself: its plan, and which parts are done."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -146,6 +147,35 @@ def read_skipped(out, done: Done) -> list[dict]:
 
 def marker(out, part: int, parts: int) -> epath.Path:
   return epath.Path(out) / f"{stem(part, parts)}.json"
+
+
+def read_marker(out, part: int, parts: int) -> bytes | None:
+  try:
+    return marker(out, part, parts).read_bytes()
+  except FileNotFoundError:
+    return None
+
+
+def withdraw(out, part: int, parts: int, held: bytes) -> bool:
+  """Deletes the marker of a part that says `held`; False: another worker has written a newer one.
+
+  It is moved away before it is compared, as no file system deletes what has certain contents; in a
+  bucket, the newer one may come between the two.
+  """
+  path = marker(out, part, parts)
+  aside = path if paths.is_remote(path) else paths.own_part(path)
+  try:
+    if aside != path:
+      os.rename(path, aside)
+    same = aside.read_bytes() == held
+  except FileNotFoundError:  # another worker has withdrawn it
+    return True
+  if not same and aside != path:
+    with contextlib.suppress(FileExistsError):
+      os.link(aside, path)
+  if same or aside != path:
+    aside.unlink(missing_ok=True)
+  return same
 
 
 def read_done(out, plan: Plan, part: int) -> Done | None:

@@ -2,9 +2,11 @@
 
 import collections
 import concurrent.futures
+import errno
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,6 +17,9 @@ from xe_retrieval.data import decoding
 from xe_retrieval.data.image_folder import Entry
 from xe_retrieval.preparation import cores, image_files
 
+PAUSES = (0.5, 2.0)  # seconds before a picture that a disk does not give is read again
+_NEAR = 8  # other pictures by which a bad sector is told from a disk that is gone
+
 
 class Batch(NamedTuple):
   entries: list[Entry]  # [n], in the order in which they were given
@@ -24,7 +29,7 @@ class Batch(NamedTuple):
 
 def embed(model, source, entries: Iterable[Entry]) -> Iterator[Batch]:
   """Yields all entries, each once; reads them two batches ahead and no further. OSError if a
-  picture cannot be read now, but perhaps later.
+  picture cannot be read now, but perhaps later: unless it is one of a disk that gives others.
 
   While a batch is with the caller, the next one is being computed and the one after it decoded.
   All batches but the last one are full.
@@ -43,6 +48,13 @@ def embed(model, source, entries: Iterable[Entry]) -> Iterator[Batch]:
         yield Batch([], np.zeros((0, model.scoring.width), np.float32), _taken(failed))
     finally:
       pool.shutdown(cancel_futures=True)
+
+
+def check_there(source) -> None:
+  """ValueError if the pictures are gone: an unmounted disk leaves an empty folder."""
+  source.check()
+  if next(iter(source.entries()), None) is None:
+    raise ValueError(f"{source.key} holds no pictures: is its disk mounted?")
 
 
 def chunks(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
@@ -64,19 +76,33 @@ def _joined(parts):
 
 def _decoded(pool, model, source, entries):
   """Yields (entry, square or why there is none) in order."""
-  view = decoding.View.of(model.config.image)
+  view, entries = decoding.View.of(model.config.image), iter(entries)
+  readable = []  # names of the last pictures that could be read
 
-  def read(entry):
+  def read(entry, pauses=PAUSES):
     try:
-      return decoding.square(source.read(entry.name), view=view)
+      data = source.read(entry.name)
     except OSError as e:
-      if image_files.is_passing(e):
+      if e.errno == errno.EIO and pauses:
+        time.sleep(pauses[0])
+        return read(entry, pauses[1:])
+      if image_files.is_passing(e) and not (e.errno == errno.EIO and near(entry)):
         raise OSError(e.errno, os.strerror(e.errno), source.full_name(entry.name)) from e
       return reason(e)
     except ValueError as e:
       return reason(e)
+    readable[:] = [*readable[1 - _NEAR :], entry.name]
+    try:
+      return decoding.square(data, view=view)
+    except ValueError as e:
+      return reason(e)
 
-  ahead, entries = collections.deque(), iter(entries)
+  def near(entry):
+    """Whether the disk still gives other pictures: then this one lies on a bad sector."""
+    first = (e.name for e in source.entries() if e.name != entry.name)
+    return source.answers(itertools.chain(readable[:], itertools.islice(first, _NEAR)))
+
+  ahead = collections.deque()
   while True:
     for entry in itertools.islice(entries, 2 * models.BATCH - len(ahead)):
       ahead.append((entry, pool.submit(read, entry)))

@@ -5,7 +5,9 @@ In memory are 60 bytes for each picture of the part, one chunk, and two batches 
 
 import contextlib
 import dataclasses
+import errno
 import itertools
+import os
 import sys
 import threading
 
@@ -48,19 +50,23 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
 
   A part that is done stays as it is, unless `update` and its pictures have changed.
   """
-  _check(source)
+  embedding_loop.check_there(source)
   plan = plan_of(model, source, parts)
   out = directory.claim(out, plan)
   folder = directory.folder(out, part, parts)
+  marker = directory.read_marker(out, part, parts)
   try:
     done = directory.read_done(out, plan, part)
     held = [file.rows for file, _ in directory.read_files(out, plan, done)] if done else []
     skipped = directory.read_skipped(out, done) if done else []
-    # A folder that could not be listed may be listed now.
-    tried = {(s["name"], *s["stamp"]) for s in skipped if not _is_folder(s["name"])}
+    # A folder that could not be listed may be listed now; with a new disk, a bad sector be read.
+    tried = [s for s in skipped if not _is_folder(s["name"])]
+    tried = [s for s in tried if not update or s["reason"] != os.strerror(errno.EIO)]
+    tried = {(s["name"], *s["stamp"]) for s in tried}
   except ValueError as e:
+    if marker is None or not directory.withdraw(out, part, parts, marker):
+      return run(model, source, out, part, parts, update)
     print(e, file=sys.stderr)
-    directory.marker(out, part, parts).unlink(missing_ok=True)
     done = None
   if done:
     known = _Known(held)
@@ -69,15 +75,9 @@ def run(model, source, out, part: int, parts: int, update: bool = False) -> Repo
     report = Report(done, fresh=fresh, gone=gone)
     if not update or not (report.fresh or report.gone):
       return report
-    directory.marker(out, part, parts).unlink(missing_ok=True)
+    if marker is None or not directory.withdraw(out, part, parts, marker):
+      return run(model, source, out, part, parts, update)  # another worker was faster
   return _embed(model, source, out, folder, plan, part)
-
-
-def _check(source):
-  """An unmounted disk leaves an empty folder: its pictures are not gone, and its part not done."""
-  source.check()
-  if next(iter(source.entries()), None) is None:
-    raise ValueError(f"{source.key} holds no pictures: is its disk mounted?")
 
 
 def _embed(model, source, out, folder, plan, part):
@@ -90,14 +90,14 @@ def _embed(model, source, out, folder, plan, part):
     batches = bar(embedding_loop.embed(model, source, todo))
     for chunk in embedding_loop.chunks(batches, CHUNK):
       if chunk.failed:
-        source.check()  # pictures of a disk that is gone are not broken
+        embedding_loop.check_there(source)  # pictures of a disk that is gone are not broken
       skipped += chunk.failed
       if chunk.entries:
         rows = vector_files.rows_of(source.key, chunk.entries)
         content = vector_files.table(rows, chunk.entries, chunk.vectors)
         files.append(vector_files.write(folder, number, content))
         number, embedded = number + 1, embedded + len(rows)
-  _check(source)
+  embedding_loop.check_there(source)
   seen = np.concatenate([known.seen, np.ones(embedded, bool)])
   files = _current(folder, plan, files, seen, number, keep_unseen=known.unlisted)
   done = directory.finish(out, plan, part, files, skipped)

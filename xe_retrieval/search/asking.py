@@ -81,8 +81,9 @@ def answer(searcher, asks: list[Ask]) -> list[Found]:
     vectors = np.stack([ask.like if ask.query is None else ask.query.vector for ask in some])
     depth = max(_depth(searcher, *x) for x in zip(some, vectors, thresholds, strict=True))
     exact = some[0].levels or _reordered(some[0])
+    listed = _reordered(some[0]) or any(map(_has_levels, some))
     ids, scores, passing = searcher.collection.store.scan(
-      vectors, depth, least, some[0].where, exact
+      vectors, depth, least, some[0].where, exact, listed
     )
     passing = passing or [None] * len(some)
     for i, *one in zip(group, some, thresholds, ids, scores, passing, strict=True):
@@ -93,6 +94,11 @@ def answer(searcher, asks: list[Ask]) -> list[Found]:
 def _reordered(ask) -> bool:
   """Whether results are shown in another order than by score: any of them may be the first."""
   return ask.order != "best" or bool(ask.query and ask.like is not None)
+
+
+def _has_levels(ask) -> bool:
+  """Whether every score that passes is needed, and not only how many they are."""
+  return ask.levels and ask.query is not None and ask.query.known is not None
 
 
 def _depth(searcher, ask, vector, threshold):
@@ -116,7 +122,7 @@ def _passing(threshold):
 def _least(searcher, ask, threshold):
   """The lowest score that counts."""
   least = np.inf if threshold is None else _passing(threshold)
-  if ask.levels and ask.query and ask.query.known is not None:
+  if _has_levels(ask):
     return min(least, _passing(searcher.score_at(ask.query, PERCENTS[0])))
   return least
 

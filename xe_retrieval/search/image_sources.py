@@ -42,6 +42,10 @@ class Folder:
   def read(self, name: str) -> bytes:
     return image_folder.read(self.path / name)
 
+  def answers(self, names) -> bool:
+    """Whether the disk gives any of these pictures now."""
+    return any(image_folder.disk_answers(self.path / name) for name in names)
+
   def full_name(self, name: str) -> str:
     return str(self.path / name)
 
@@ -94,6 +98,10 @@ class Dataset:
 
   def read(self, name: str) -> bytes:
     return self._source.image(int(name))
+
+  def answers(self, names) -> bool:
+    """Pictures of one file: none of them is passed over because of a disk."""
+    return False
 
   def full_name(self, name: str) -> str:
     return f"{self.name}:{self.split}/{name}"

@@ -21,6 +21,7 @@ import numpy as np
 import tqdm
 
 from xe_retrieval import model as models
+from xe_retrieval.embed import embedding_loop
 from xe_retrieval.search import chunks, generation, image_sources, stores
 from xe_retrieval.search.collection import MANIFEST, Collection
 from xe_retrieval.search.stores import table_columns
@@ -203,6 +204,8 @@ class _Update:
 
   def _embed(self, source, entries, walked, directory):
     chunk, failed = chunks.embed(self.model, source, entries)
+    if failed:
+      embedding_loop.check_there(source)  # pictures of a disk that is gone are not broken
     walked.fail(failed)
     if chunk:
       walked.chunks.add(directory, chunk)

@@ -68,7 +68,7 @@ class FileStore(Store):
   def nearest(self, queries, k, where=None, exact=False):
     return self.scan(queries, k, None, where, exact)[:2]
 
-  def scan(self, queries, k, least, where=None, exact=False):
+  def scan(self, queries, k, least, where=None, exact=False, listed=False):
     queries = np.ascontiguousarray(queries, np.float32)
     k, found, passing = min(k, self.matching(where)), [], [[] for _ in queries]
     approximate = self.approximate and where is None and not exact and k <= segments.DEPTH

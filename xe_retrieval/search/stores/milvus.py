@@ -41,7 +41,7 @@ class MilvusStore(Store):
     if self.lite and about["index"] == "scann":
       raise ValueError("milvus-lite has no ScaNN: leave --kind out, or use a Milvus server")
     self.client = milvus_client.connect(path, about["uri"])
-    self.rows = milvus_rows.Rows(self.columns, about["fields"])
+    self.rows = milvus_rows.Rows(self.columns, about["fields"], self.client.version)
     self._about = about | {"built": milvus_client.check(self.client, about)}
     seconds = milvus_client.WRITING if writing else milvus_client.READING
     self._call = milvus_client.Calls(self.client, about, seconds)
@@ -84,23 +84,23 @@ class MilvusStore(Store):
       self._range(query, float(low), where) for query, low in zip(queries, least, strict=True)
     ]
 
-  def scan(self, queries, k, least, where=None, exact=False):
+  def scan(self, queries, k, least, where=None, exact=False, listed=False):
     ids, scores = self.nearest(queries, max(k, min(FIRST, len(self))), where, exact)
     found = None
     if exact or not self.approximate:
       found = []
       for query, low, of in zip(queries, least, scores, strict=True):
-        found.append(self._passing(query, float(low), of, where, exact))
+        found.append(self._passing(query, float(low), of, where, listed))
     return ids[:, :k], scores[:, :k], found
 
-  def _passing(self, query, least, best, where, exact):
-    """Scores from `least` on, of which the `best` are known. Unless `exact`, only how many they
+  def _passing(self, query, least, best, where, listed):
+    """Scores from `least` on, of which the `best` are known. Unless `listed`, only how many they
     are is right, which takes one question if all images pass, and one page of scores if not."""
     if len(best) < FIRST or best[-1] < least:
       return best[np.isfinite(best) & (best >= least)]
-    if exact:
+    if listed:
       return self._range(query, least, where)
-    [(_, lowest)] = self._search([-query], 1, where)
+    [(_, lowest)] = self._search([-query], 1, where, exact=True)
     if -lowest[0] < least:
       return self._range(query, least, where, PAGE)
     count = self.matching(where)
@@ -294,6 +294,7 @@ def _batches(items, size):
 
 def create(path, about: dict, columns: dict[str, str], width: int) -> MilvusStore:
   """An empty one to write to; what `stores.parse` returned, and `index`: auto, exact or scann."""
-  fields, written = milvus_rows.fields(columns)
-  about = milvus_client.create(path, about | {"width": width}, fields)
+  client = milvus_client.connect(path, about["uri"])
+  fields, written = milvus_rows.fields(columns, client.version)
+  about = milvus_client.create(client, path, about | {"width": width}, fields)
   return MilvusStore(path, about | {"fields": written}, columns, writing=True)

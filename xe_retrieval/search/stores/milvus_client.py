@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import secrets
 import time
 import urllib.parse
@@ -20,7 +21,8 @@ from xe_retrieval.search.stores.store import Unavailable
 OWNER = "owner"
 READING, WRITING = 5, 120  # seconds that a call may take
 PAUSE = 1  # seconds in which all calls fail at once, after one that has waited in vain
-INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"with_raw_data": True}}
+LEAVES = 1024  # of ScaNN, which has no number of its own by default
+INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"nlist": LEAVES}}
 
 
 def is_file(uri) -> bool:
@@ -63,6 +65,7 @@ def connect(path, uri):
   try:
     with asking(uri):
       client = pymilvus.MilvusClient(str(file or uri), token="" if file else token, timeout=20)
+      client.version = client.get_server_version()
   except ValueError:
     if file and _locked(file / "LOCK"):
       raise ValueError(
@@ -95,7 +98,8 @@ def asking(uri):
     yield
   except (pymilvus.MilvusException, grpc.RpcError, OSError) as e:
     said = getattr(e, "message", "") or getattr(e, "details", lambda: "")() or str(e)
-    raise Unavailable(f"Milvus at {_public(uri)}: {' '.join(str(said).split())[:300]}") from e
+    said = re.sub(r"stack trace: .*?goexit: ", "", " ".join(str(said).split()))  # of a server
+    raise Unavailable(f"Milvus at {_public(uri)}: {said[:300]}") from e
 
 
 class Calls:
@@ -161,7 +165,7 @@ def _owner(found):
   return found.get("description") or found.get("properties", {}).get(OWNER, "")
 
 
-def create(path, about, fields) -> dict:
+def create(client, path, about, fields) -> dict:
   """An empty collection with `fields` {name: type of pymilvus} -> what the manifest says of it.
 
   One that an interrupted run of this index has left is replaced; the one that the manifest names
@@ -172,7 +176,6 @@ def create(path, about, fields) -> dict:
   path, uri = pathlib.Path(path).expanduser(), about["uri"]
   about = {"index": "auto"} | about | {"owner": _own(path), "update": 0, "images": 0}
   about |= {"collection": _free_name(path, about), "built": "FLAT"}
-  client = connect(path, uri)
   name = about["collection"]
   with asking(uri):
     if client.has_collection(name):
@@ -247,7 +250,7 @@ def effort(kind, k, exact) -> dict:
   if kind == "HNSW":
     return {"ef": 32_768 if exact else max(256, 2 * k)}
   if kind == "SCANN":
-    return {"nprobe": 16_384 if exact else 128, "reorder_k": max(10 * k, 600)}
+    return {"nprobe": LEAVES if exact else 128, "reorder_k": max(10 * k, 600)}
   return {}
 
 

@@ -9,33 +9,43 @@ import pyarrow as pa
 LONGEST = 65_535  # bytes of a text, by Milvus's limit
 OWN_TEXTS = ("source", "folder", "name")
 OWN_NUMBERS = ("date", "year", "stamp_size", "stamp_time", "batch")
+_PLAIN = re.compile(r"[A-Za-z0-9_]{1,200}")
 
 
-def fields(columns):
+def fields(columns, version):
   """Typed fields of a new collection: {field: arguments of add_field}, and {column: its field}.
 
   Of the columns of tables, those whose name Milvus can write; `c_` keeps them apart from ours.
+  None of a server before 2.5, whose fields cannot be null.
   """
   import pymilvus
 
   kinds = pymilvus.DataType
   text = {"datatype": kinds.VARCHAR, "max_length": LONGEST}
   out = {name: text for name in OWN_TEXTS}
-  out["raw_name"] = text | {"nullable": True}
+  out["raw_name"] = text
   out |= {name: {"datatype": kinds.INT64} for name in OWN_NUMBERS}
   types = {"text": text, "whole": {"datatype": kinds.INT64}, "number": {"datatype": kinds.DOUBLE}}
-  written = {name: f"c_{name}" for name in columns if re.fullmatch(r"[A-Za-z0-9_]{1,200}", name)}
+  found = re.match(r"v?(\d+)\.(\d+)", version)
+  old = found and (int(found[1]), int(found[2])) < (2, 5)
+  written = {name: _key(name) for name in columns if not old and _PLAIN.fullmatch(name)}
   out |= {field: types[columns[name]] | {"nullable": True} for name, field in written.items()}
   return out, written
 
 
+def _key(column):
+  """A server can be asked for the values of plain names only."""
+  return f"c_{column}" if _PLAIN.fullmatch(column) else f"h_{column.encode().hex()}"
+
+
 class Rows:
   """`columns` {name: type} are all that conditions may name; `fields` {column of a table: field},
-  the columns of tables that are not in it are dynamic."""
+  columns of tables that are not in it are dynamic. `version`: what the engine says of itself."""
 
-  def __init__(self, columns, fields):
+  def __init__(self, columns, fields, version):
+    self._merges = version.startswith("milvus_lite")  # keeps values that an upsert does not name
     own = (*OWN_TEXTS, *OWN_NUMBERS)
-    self._key = {name: name if name in own else f"c_{name}" for name in columns}
+    self._key = {name: name if name in own else _key(name) for name in columns}
     self._key |= {name: name for name in own}
     self._of_tables = [name for name in columns if name not in own]
     # As conditions write them; see condition_tree.Condition.milvus.
@@ -44,11 +54,12 @@ class Rows:
       if name in fields:
         self.written[name] = fields[name], f"{fields[name]} is not null"
       else:
-        quoted = re.sub(r'(["\\])', r"\\\1", self._key[name])
-        self.written[name] = f'$meta["{quoted}"]', f'exists $meta["{quoted}"]'
+        field = f'$meta["{self._key[name]}"]'
+        self.written[name] = field, f"(exists {field})"
 
   def make(self, ids, vectors, batch, columns):
-    """Rows for `upsert`. Every column is named, as milvus-lite keeps old values of others."""
+    """Rows for `upsert`. A missing value is not named: for a server, a dynamic one would exist and
+    differ from everything."""
     values = {name: column.to_pylist() for name, column in _plain(columns).items()}
     count, nothing = len(ids), [None] * len(ids)
     names = values.pop("name")
@@ -63,11 +74,15 @@ class Rows:
     for name, texts in out.items():
       long = next((x for x in texts if isinstance(x, str) and len(x.encode()) > LONGEST), None)
       if long:
+        column = next((column for column, key in self._key.items() if key == name), name)
         raise ValueError(
-          f"{name.removeprefix('c_')}: {long[:40]!r}… has more than {LONGEST:,} bytes, which is "
+          f"{column}: {long[:40]!r}… has more than {LONGEST:,} bytes, which is "
           "the most that Milvus keeps"
         )
-    return [{name: column[i] for name, column in out.items()} for i in range(count)]
+    rows = [{name: column[i] for name, column in out.items()} for i in range(count)]
+    if self._merges:
+      return rows
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
   def fields(self, columns):
     """What to ask of Milvus for these columns."""
@@ -82,10 +97,10 @@ class Rows:
 
 
 def _raw(name):
-  """A name that is not UTF-8, in hexadecimal: texts of Milvus are UTF-8."""
+  """A name that is not UTF-8, in hexadecimal: texts of Milvus are UTF-8. Others: nothing."""
   try:
     name.decode()
-    return None
+    return ""
   except UnicodeDecodeError:
     return name.hex()
 

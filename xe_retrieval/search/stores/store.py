@@ -59,9 +59,9 @@ class Store(Protocol):
     found = self.above(queries, least, where)
     return [None if scores is None else len(scores) for scores in found]
 
-  def scan(self, queries, k, least, where=None, exact=False):
+  def scan(self, queries, k, least, where=None, exact=False, listed=False):
     """`nearest`, and third what `above` says, or None where only an approximate index was asked.
-    Unless `exact`, an engine may say no more than how many those scores are, after the best.
+    Unless `listed`, an engine may say no more than how many those scores are, after the best.
 
     Engines that look at every vector anyway answer both in one pass.
     """
