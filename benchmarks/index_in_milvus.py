@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.index_on_disk import TILE, WIDTH, K, Memory, ask, draw, rows
 
-QUERIES = 100  # that are asked; milvus-lite takes seconds for one of a million vectors
+QUERIES = 20  # that are asked; milvus-lite takes seconds for one of a million vectors
 
 
 def measure(count, kind, folder=None):

@@ -19,6 +19,7 @@ bank.npz holds the bank and the fingerprint of the model that made it.
 import dataclasses
 import functools
 import io
+import re
 import zipfile
 
 import numpy as np
@@ -31,6 +32,7 @@ NEAREST = 10
 RARE = 0.25  # share of captions whose familiarity counts against them
 _HALVED = ("features", "texts", "images")  # stored as float16
 AT_ONCE = 2048  # queries whose cosines to the whole bank are held in memory
+_WORD = re.compile(r"\w{3}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +67,13 @@ class Bank:
     return self._near(features)[1].mean(axis=1)
 
   def nearest(self, features, count=3) -> list[list[str]]:
-    """Text-tower features [Q, W] -> the captions most like each query, without repetitions."""
+    """Text-tower features [Q, W] -> the captions most like each query, without repetitions.
+
+    Those without any word, as "m m mm m" among COCO's, come last of the NEAREST.
+    """
     rows, _ = self._near(features)
-    found = [list(dict.fromkeys(self.captions[i] for i in row)) for row in rows]
-    return [captions[:count] for captions in found]
+    found = [dict.fromkeys(self.captions[i] for i in row) for row in rows]
+    return [sorted(captions, key=lambda c: not _WORD.search(c))[:count] for captions in found]
 
   def _near(self, features):
     """[Q, W] -> int [Q, k] rows, float [Q, k] cosines of the nearest captions, best first."""
