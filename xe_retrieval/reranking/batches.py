@@ -39,7 +39,7 @@ class Batches:
       yield self._batch(*choose(step))
 
   def _batch(self, records, draws):
-    split, config = self.split, self.config
+    split = self.split
     captions = split.source.column("text_ids")
     captions = captions.starts[records] + draws % captions.counts[records]  # [B] of all processes
     own = split.image_of_record[records]

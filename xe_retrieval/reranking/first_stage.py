@@ -79,9 +79,10 @@ class FirstStage:
     )
     self.towers = token_tables.Towers(self.config, encoder.variables, encoder.tokenizer)
 
-  def split(self, name, dataset="") -> Split:
+  def split(self, name, dataset="", pairs=None) -> Split:
+    """`pairs` are those of the split, where they were embedded and corrected before."""
     source = pipeline.Source(dataset or self.config.data.name, self.config.data.dir, name)
-    pairs = self.run.correct(self.run.embed(dataset, name)[0])
+    pairs = pairs or self.run.correct(self.run.embed(dataset, name)[0])
     _, first, image_of_record = np.unique(
       source.column("image_id"), return_index=True, return_inverse=True
     )

@@ -14,19 +14,18 @@ from xe_retrieval.training import processes
 GRIDS = 256  # images whose tokens are read from disk at once
 
 
-def read(split: Split, scorer: Scorer, count: int, captions=None, compressed=None):
+def read(split: Split, scorer: Scorer, count: int | None, captions=None):
   """-> Lists of these captions (int [Q], by default all), pairs per second.
 
-  All processes share the captions. `compressed` are the images' tokens, if they are there already.
+  All processes share the captions. `count` None: all images are candidates.
   """
   pairs = split.pairs
   captions = np.arange(len(pairs.text)) if captions is None else captions
   text, own = pairs.text[captions], pairs.image_of_text[captions]
-  count = min(count, len(pairs.image))
+  count = min(count or len(pairs.image), len(pairs.image))
   images = first_stage.candidates(text, pairs.image, count)
   scores = first_stage.scores_of(text, pairs.image, images)
-  compressed = compress(split, scorer) if compressed is None else compressed
-  logits, speed = _logits(split, scorer, captions, images, scores, compressed)
+  logits, speed = _logits(split, scorer, captions, images, scores, compress(split, scorer))
   before = ranks.text_to_image(text, pairs.image, own)
   first = np.float32(scorer.config.scale) * scores
   return Lists(images, first, logits, images == own[:, None], before, len(pairs.image)), speed

@@ -115,6 +115,15 @@ def restore(workdir, which="best") -> Scorer:
   return Scorer(config, params, at, fingerprint(config, params))
 
 
+def require_towers(scorer, towers: token_tables.Towers, name) -> None:
+  """ValueError, if the re-ranker was trained on the tokens of other towers."""
+  if scorer.config.tokens.towers != towers.fingerprint():
+    raise ValueError(
+      f"the re-ranker {name} reads the tokens of other towers than those of this model; it was "
+      f"trained behind {scorer.config.first_stage}"
+    )
+
+
 def fingerprint(config, params) -> str:
   """A hash of the weights, and of the towers whose tokens they read."""
   about = config.tokens.to_dict() | config.joint.to_dict() | {"scale": config.scale}

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from xe_retrieval.data import decoding, pipeline
-from xe_retrieval.towers import dual_encoder, families
+from xe_retrieval.towers import dual_encoder
 from xe_retrieval.towers.families import side_by_side
 from xe_retrieval.training import features
 
@@ -59,8 +59,8 @@ class Towers:
     for encoder in ("text", "image"):
       if side_by_side.several(config, encoder):
         raise ValueError(
-          f"re-ranking reads the tokens of one text and one image tower; config.{encoder}.pretrained "
-          "names several"
+          "re-ranking reads the tokens of one text and one image tower; "
+          f"config.{encoder}.pretrained names several"
         )
     self.config, self._tokenizer = config, tokenizer
     self._own = {
@@ -71,6 +71,7 @@ class Towers:
       for encoder in ("text", "image")
     }
     self._model = dual_encoder.unpooled(dual_encoder.from_config(config))
+    self._run = functools.cache(self._make_run)  # compiled once
 
   @functools.cached_property
   def image_shape(self) -> tuple[int, int]:
@@ -155,8 +156,7 @@ class Towers:
 
     features.write(path, batches, compute, self.text_width, np.float16, f"text tokens of {split}")
 
-  @functools.cache  # noqa: B019: as long as its owner, which is as long as the process
-  def _run(self, encoder):
+  def _make_run(self, encoder):
     return features.runner(self._model, self._own[encoder], f"{encoder}_tokens")
 
 

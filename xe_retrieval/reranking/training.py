@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 
-from xe_retrieval import config as config_lib
 from xe_retrieval.data import mesh as mesh_lib
 from xe_retrieval.data import paths, pipeline
 from xe_retrieval.reranking import batches, lists, measures, settings, step
