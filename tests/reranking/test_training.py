@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from xe_retrieval import main
+from xe_retrieval import export, main
 from xe_retrieval.reranking import batches, scorer, settings, step
+from xe_retrieval.towers import joint
 
 ONE = jax.devices()[:1]
 
@@ -145,7 +146,7 @@ def test_a_trained_reranker_is_restored(trained):
   found = scorer.restore(trained[0])
   assert found.step in (2, 4) and found.image_shape == (3, 16) and found.bytes_per_image == 96
   latest = scorer.restore(trained[0], "latest")
-  chex.assert_trees_all_equal(latest._params["params"], trained[1].params["joint"])
+  chex.assert_trees_all_equal(latest.params, trained[1].params["joint"])
   assert latest.fingerprint == scorer.restore(trained[0], "latest").fingerprint
 
 
@@ -162,3 +163,32 @@ def test_the_first_logits_are_zero(config, first):
   built = step.build(config, step.mesh_lib.make(ONE))
   params = step.init(config, built).params["joint"]
   assert not params["head"]["logit"]["kernel"].any() and not params["head"]["logit"]["bias"].any()
+
+
+def test_an_exported_reranker_reads_back_and_runs_with_jax_alone(trained, tmp_path):
+  out = export.export(trained[0], tmp_path / "out")
+  before, after = scorer.restore(trained[0]), scorer.restore(out)
+  assert after.fingerprint == before.fingerprint
+  chex.assert_trees_all_equal(jax.device_get(after.params), jax.device_get(before.params))
+  run = {n: jax.export.deserialize((out / f"{n}.jax").read_bytes()).call for n in FUNCTIONS}
+  random = np.random.default_rng(0)
+  for n, b, k, t in ((3, 2, 4, 5), (7, 1, 2, 9)):
+    grid = np.float16(random.normal(size=(n, 4, 16)))
+    image = run["image_tokens"](grid)
+    text = np.float16(random.normal(size=(b, t, 16)))
+    known, rows = np.ones((b, t), bool), random.integers(0, n, (b, k)).astype(np.int32)
+    first = np.float32(random.normal(size=(b, k)))
+    found = run["logits"](text, known, np.float16(image), rows, first)
+    model = joint.from_config(before.config)
+    expected = model.apply(
+      {"params": before.params}, text, known, grid, rows, before.config.scale * first
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-2)
+  with pytest.raises(ValueError, match="is not empty"):
+    export.export(trained[0], out)
+  (out / "joint.safetensors").write_bytes(b"broken")
+  with pytest.raises(ValueError, match="joint.safetensors cannot be read"):
+    scorer.restore(out)
+
+
+FUNCTIONS = ("image_tokens", "logits")

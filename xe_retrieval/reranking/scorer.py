@@ -6,6 +6,9 @@ import json
 
 import jax
 import numpy as np
+from flax import traverse_util
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from xe_retrieval import config as config_lib
 from xe_retrieval.data import mesh as mesh_lib
@@ -16,6 +19,7 @@ from xe_retrieval.training import checkpoint_reader
 
 PAIRS = 512  # read at once; few enough to stay in the caches of a CPU
 IMAGES = 64  # compressed at once
+WEIGHTS = "joint.safetensors"  # of an exported re-ranker
 
 
 class Scorer:
@@ -23,7 +27,7 @@ class Scorer:
 
   def __init__(self, config, params, step=None, fingerprint=""):
     self.config, self.step, self.fingerprint = config, step, fingerprint
-    self._params = {"params": params}
+    self.params, self._variables = params, {"params": params}
     model = joint.from_config(config)
     self._compress = jax.jit(lambda v, x: model.apply(v, x, method="image_tokens"))
     self._logits = jax.jit(functools.partial(model.apply, method="logits"))
@@ -44,7 +48,7 @@ class Scorer:
       for start in range(0, len(batch), IMAGES):
         part = batch[start : start + IMAGES]
         padded = np.pad(part, [(0, IMAGES - len(part)), (0, 0), (0, 0)])
-        yield np.asarray(self._compress(self._params, padded)).astype(np.float16)[: len(part)]
+        yield np.asarray(self._compress(self._variables, padded)).astype(np.float16)[: len(part)]
 
   def logits(self, tokens: token_tables.Tokens, images, rows, first):
     """Texts [Q], compressed images [M, tokens, width], int [Q, K], the first stage's scores
@@ -70,7 +74,7 @@ class Scorer:
     places = np.arange(len(shown), dtype=np.int32).reshape(size, count)
     scores = np.zeros(places.shape, np.float32)
     scores[:q, :k] = self.config.scale * first[block.at]
-    return np.asarray(self._logits(self._params, text, known, shown, places, scores))[:q, :k]
+    return np.asarray(self._logits(self._variables, text, known, shown, places, scores))[:q, :k]
 
 
 class Block:
@@ -99,8 +103,11 @@ def blocks(lengths, columns: int) -> list[Block]:
 
 
 def restore(workdir, which="best") -> Scorer:
-  """The re-ranker of a workdir at its best (on validation) or latest checkpoint."""
+  """The re-ranker of a workdir at its best (on validation) or latest checkpoint, or exported."""
   workdir = paths.given(workdir)
+  if (workdir / WEIGHTS).exists():
+    config, params = _read_exported(workdir)
+    return Scorer(config, params, None, fingerprint(config, params))
   if not (workdir / "config.json").exists():
     raise ValueError(f"{workdir} is no workdir of a training run: it has no config.json")
   config = config_lib.from_json((workdir / "config.json").read_text())
@@ -113,6 +120,16 @@ def restore(workdir, which="best") -> Scorer:
   at, variables, _ = checkpoint_reader.read_model(workdir, which, like, mesh_lib.replicated(mesh))
   params = jax.device_get(variables["params"]["joint"])
   return Scorer(config, params, at, fingerprint(config, params))
+
+
+def _read_exported(path):
+  """-> config and parameters of what export_format.write wrote."""
+  try:
+    tensors = load_file(path / WEIGHTS)
+  except (OSError, SafetensorError) as e:
+    raise ValueError(f"{path / WEIGHTS} cannot be read: {e}") from e
+  config = config_lib.from_json((path / "config.json").read_text())
+  return config, traverse_util.unflatten_dict(tensors, sep=".")
 
 
 def require_towers(scorer, towers: token_tables.Towers, name) -> None:

@@ -132,7 +132,9 @@ class Input(nn.Module):
 
   @nn.compact
   def __call__(self, x, train):  # [n, T, any width] -> [n, T, width]
-    x = nn.LayerNorm(dtype=jnp.float32, name="norm")(x.astype(jnp.float32)).astype(self.dtype)
+    # The projection has a scale and bias; without those, no gradient goes back to wide tokens.
+    norm = nn.LayerNorm(dtype=jnp.float32, use_scale=False, use_bias=False, name="norm")
+    x = norm(x.astype(jnp.float32)).astype(self.dtype)
     x = nn.Dense(self.width, kernel_init=INIT, dtype=self.dtype, name="projection")(x)
     if self.positions:
       x += self.param("position", INIT, x.shape[1:]).astype(self.dtype)
@@ -157,7 +159,7 @@ class JointLayer(nn.Module):
 
     `last`: only the readout is computed, [P, 1, d].
     """
-    projected = self.projections(x) if projected is None else projected
+    projected = self.projections(x, last) if projected is None else projected
     return self.perceptron(self.attention(x, projected, mask, last, train), train)
 
 

@@ -26,22 +26,32 @@ class SelfAttention(nn.Module):
     With `first`, only the first token attends, and it alone is returned: [P, 1, d].
     """
     query, key, value = parts
-    x, query = (x[:, :1], query[:, :1]) if first else (x, query)
+    if first:
+      x, query = x[:, :1], query[:, :1]
     return _attend(self, x, query, key, value, mask, train)
 
 
 class Projections(nn.Module):
-  """Tokens [..., n, d] -> normalised query, key and value, each [..., n, heads, d / heads]."""
+  """Tokens [..., n, d] -> normalised query, key and value, each [..., n, heads, d / heads].
+
+  With `first`, the query is that of the first token only.
+  """
 
   heads: int
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x, first=False):
     x = nn.LayerNorm(dtype=self.dtype, name="norm")(x)
-    x = nn.Dense(3 * x.shape[-1], kernel_init=INIT, dtype=self.dtype, name="qkv")(x)
-    x = x.reshape(*x.shape[:-1], 3, self.heads, -1)
-    return x[..., 0, :, :], x[..., 1, :, :], x[..., 2, :, :]
+    d = x.shape[-1]
+
+    def dense(features, name, x):
+      x = nn.Dense(features, kernel_init=INIT, dtype=self.dtype, name=name)(x)
+      return x.reshape(*x.shape[:-1], features // d, self.heads, d // self.heads)
+
+    query = dense(d, "query", x[..., :1, :] if first else x)[..., 0, :, :]
+    both = dense(2 * d, "key_value", x)
+    return query, both[..., 0, :, :], both[..., 1, :, :]
 
 
 class CrossAttention(nn.Module):
@@ -59,7 +69,7 @@ class CrossAttention(nn.Module):
     def dense(features, name, x):
       x = nn.LayerNorm(dtype=self.dtype, name=f"{name}_norm")(x)
       x = nn.Dense(features, kernel_init=INIT, dtype=self.dtype, name=name)(x)
-      return x.reshape(*x.shape[:-1], -1, self.heads, d // self.heads)
+      return x.reshape(*x.shape[:-1], features // d, self.heads, d // self.heads)
 
     query, both = dense(d, "query", x)[..., 0, :, :], dense(2 * d, "key_value", other)
     return _attend(self, x, query, both[..., 0, :, :], both[..., 1, :, :], mask, train)
