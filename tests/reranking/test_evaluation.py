@@ -25,10 +25,8 @@ def test_figures_files_and_rows(evaluated, first_stage_dir, trained, tmp_path):
   assert {"candidates", "text_to_image", "pr_auc", "pairs_per_second"} <= set(found)
   assert found["candidates"] == 6 and found["bytes_per_image"] == 96 and not found["seen"]
   assert found["chosen_on"].endswith(":validation") and found["pairs_per_second"] > 0
-  # The first stage's own figures, but for pairs that are not read.
   before, plain = found["first_stage"], metrics["text_to_image"]
   assert before["text_to_image"] == pytest.approx(plain)
-  assert before["pr_auc"] <= metrics["pr_auc"] + 1e-9
   assert plain["recall@5"] <= found["ceiling"] <= plain["recall@10"]
   assert found["text_to_image"]["recall@10"] >= found["ceiling"]
   assert 0 <= found["calibration"]["reranked"]["ece"] < 0.5

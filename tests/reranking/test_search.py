@@ -124,3 +124,26 @@ def test_the_command(made, trained):
     [*command[:-2], "--max_wrong=1", "x"], capture_output=True, text=True, env=env, cwd=ROOT
   )
   assert out.returncode == 2 and "--max_wrong is not for --rerank" in out.stderr
+
+
+def test_the_server_orders_anew_on_request(made, trained):
+  from tests.serving.conftest import Client, running
+
+  query = shapes.caption(0, "train", 3).replace(" ", "+")
+  with running(str(made), rerank=str(trained[0])) as (port, _):
+    client = Client(port)
+    assert client("/api/about")[2]["rerank"] == 128
+    status, _, answer = client(f"/api/rerank?q={query}")
+    _, _, first = client(f"/api/search?q={query}&threshold=-1")
+    assert status == 200 and len(answer["results"]) == 12
+    assert {hit["id"] for hit in answer["results"]} == {hit["id"] for hit in first["results"]}
+    scores = [hit["score"] for hit in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert client(f"/api/rerank?q={query}&filter=nonsense")[0] == 422
+    assert client("/api/rerank")[0] == 422
+    assert client(f"/api/rerank?q={query}&folder=nowhere")[2]["results"] == []
+  with running(str(made)) as (port, _):
+    client = Client(port)
+    assert client("/api/about")[2]["rerank"] is None
+    status, _, answer = client(f"/api/rerank?q={query}")
+    assert status == 422 and "serve --rerank" in answer["detail"]

@@ -61,6 +61,12 @@ class SecondStage:
     final = final[order]
     return ids[order], final / scale, self._mixture.meaning.probability(final[None])[0]
 
+  def warm_up(self):
+    """Compiles for texts of every length."""
+    step = token_tables.MULTIPLE
+    for words in range(1, self.searcher.model.config.text.tokens + step, step):
+      self.order(self.searcher.embed(["a " * words]))
+
   def answers(self, batches, top=20, offset=0, min_probability=None, threshold=None, **where):
     """Lists of strings -> what `search --json` prints of each, as Searcher.answers."""
     least = 0.5 if min_probability is None else min_probability
