@@ -26,7 +26,7 @@ def get_config(loss: str = "cross_example_softmax") -> ConfigDict:
   config.hard = 3  # of these in a caption's list, drawn anew every epoch
   # Images in a list: the own one, the hard ones, and those of the batch's images, (1 + hard) ·
   # batch_size, that the first stage scores highest for this caption.
-  config.candidates = 16
+  config.candidates = 8
 
   # ---- loss ----
   config.loss = loss

@@ -1,5 +1,6 @@
 """Captions of a split, their candidates of the first stage, read by a joint encoder."""
 
+import functools
 import time
 
 import numpy as np
@@ -48,10 +49,12 @@ def _logits(split, scorer, captions, images, scores, compressed):
   shapes, seconds, done = set(), 0.0, 0
   todo = processes.share(blocks(tokens.lengths, images.shape[1]))
   for block in score_tiles.progress(todo, "reading pairs"):
+    read = functools.partial(scorer.block, tokens, compressed, images, scores, block)
+    if block.shape not in shapes:
+      shapes.add(block.shape)
+      read()  # compiles
     begun = time.perf_counter()
-    logits[block.at] = scorer.block(tokens, compressed, images, scores, block)
-    if block.shape in shapes:
-      seconds += time.perf_counter() - begun
-      done += len(block.at[0]) * block.at[1].size
-    shapes.add(block.shape)
+    logits[block.at] = read()
+    seconds += time.perf_counter() - begun
+    done += block.at[0].size * block.at[1].size
   return processes.total(logits), done / seconds if done else None
