@@ -102,10 +102,11 @@ def test_flags_in_prose(page):
 
 
 def test_config_fields(page):
-  from configs import cc
+  from configs import cc, flickr8k_rerank
 
   for field in re.findall(r"--config\.([\w.]+)=", PAGES[page]):
-    part = cc.get_config()
+    reranks = field == "first_stage" or field.startswith("joint.")
+    part = (flickr8k_rerank if reranks else cc).get_config()
     for name in field.split("."):
       assert name in part, f"{page}: config.{field}"
       part = part[name]

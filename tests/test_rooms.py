@@ -18,6 +18,7 @@ MODEL = TOWERS | {"model", "training.checkpoint_reader"}
 EMBED = MODEL | {"embed", "search.image_sources"}
 EVALUATION = TRAINING | MODEL | {"evaluation"}
 CALIBRATION = EVALUATION | EMBED | {"calibration"}
+RERANKING = CALIBRATION | {"reranking"}
 ROOMS = {
   "config": CONFIG,
   "preparation": CONFIG | PREPARE,
@@ -29,10 +30,11 @@ ROOMS = {
   "embed": EMBED,
   "evaluation": EVALUATION,
   "calibration": CALIBRATION,
+  "reranking": RERANKING,
   "report": CALIBRATION | {"report"},
-  "search": CALIBRATION | {"search"},
+  "search": RERANKING | {"search"},
   "zero_shot": CALIBRATION | {"search.image_sources", "zero_shot"},
-  "serving": CALIBRATION | {"search", "serving"},
+  "serving": RERANKING | {"search", "serving"},
   "planning": TRAINING | {"planning", "report.plots"},
 }
 

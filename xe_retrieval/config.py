@@ -41,60 +41,72 @@ def validate(config: ConfigDict, devices: int = 1, choices: dict | None = None) 
 
   `choices` are the allowed names of fields that other modules define: {"loss": ("snm", …), …}.
   """
-  for field in ("steps", "batch_size", "log_every", "eval_every", "checkpoint_every"):
-    _require(config, field, config[field] >= 1, "at least 1")
-  for field in ("embedding_dim", "keep_checkpoints", "text.tokens", "image.size"):
-    _require(config, field, _get(config, field) >= 1, "at least 1")
+  validate_run(config, devices)
+  for field in ("embedding_dim", "text.tokens", "image.size"):
+    require(config, field, _get(config, field) >= 1, "at least 1")
   for field, allowed in (choices or {}).items():
-    _require(config, field, _get(config, field) in allowed, f"one of {', '.join(allowed)}")
-  _require(config, "keep", 0 < config.keep <= 1, "a share of the negatives in (0, 1]")
-  _require(config, "scale", config.scale > 0, "above 0")
+    require(config, field, _get(config, field) in allowed, f"one of {', '.join(allowed)}")
+  require(config, "keep", 0 < config.keep <= 1, "a share of the negatives in (0, 1]")
+  require(config, "scale", config.scale > 0, "above 0")
   _validate_loss(config)
   for tower in ("text", "image"):
-    _require(config, f"{tower}.learning_rate", config[tower].learning_rate >= 0, "at least 0")
+    validate_optimizer(config, tower)
     drops = config[tower].feature_dropout
-    _require(config, f"{tower}.feature_dropout", 0 <= drops < 1, "a share in [0, 1)")
-    warmup = 0 <= config[tower].warmup_steps <= config.steps
-    _require(config, f"{tower}.warmup_steps", warmup, f"from 0 to steps={config.steps}")
-  _require(config, "text.dropout", 0 <= config.text.dropout < 1, "a share in [0, 1)")
-  if config.batch_size % devices:
-    near = max(config.batch_size // devices, 1) * devices
-    raise ValueError(
-      f"config.batch_size={config.batch_size} does not divide over {devices} devices; {near} would"
-    )
+    require(config, f"{tower}.feature_dropout", 0 <= drops < 1, "a share in [0, 1)")
+  require(config, "text.dropout", 0 <= config.text.dropout < 1, "a share in [0, 1)")
   micro = config.micro_batch
-  _require(config, "micro_batch", micro >= 0, "at least 0")
+  require(config, "micro_batch", micro >= 0, "at least 0")
   if micro and (config.batch_size % micro or micro % devices):
     raise ValueError(
       f"config.micro_batch={micro} should divide batch_size={config.batch_size} and be divisible "
       f"by the {devices} device(s)"
     )
-  _require(config, "clip_norm", config.clip_norm >= 0, "at least 0")
-  _require(config, "ema_decay", 0 <= config.ema_decay < 1, "in [0, 1)")
-  _require(config, "keep_every", config.keep_every >= 0, "at least 0")
   workers = config.data.get("workers", 0)  # runs of older versions have none
-  _require(config, "data.workers", workers >= -1, "at least -1")
+  require(config, "data.workers", workers >= -1, "at least -1")
+
+
+def validate_run(config: ConfigDict, devices: int) -> None:
+  """The fields of the loop, whatever it trains."""
+  for field in ("steps", "batch_size", "log_every", "eval_every", "checkpoint_every"):
+    require(config, field, config[field] >= 1, "at least 1")
+  require(config, "keep_checkpoints", config.keep_checkpoints >= 1, "at least 1")
+  if config.batch_size % devices:
+    near = max(config.batch_size // devices, 1) * devices
+    raise ValueError(
+      f"config.batch_size={config.batch_size} does not divide over {devices} devices; {near} would"
+    )
+  require(config, "clip_norm", config.clip_norm >= 0, "at least 0")
+  require(config, "ema_decay", 0 <= config.ema_decay < 1, "in [0, 1)")
+  require(config, "keep_every", config.keep_every >= 0, "at least 0")
   profiled(config)
   if config.wandb and not importlib.util.find_spec("wandb"):
     raise ValueError(f"config.wandb={config.wandb!r} needs a package: pip install wandb")
 
 
+def validate_optimizer(config: ConfigDict, part: str) -> None:
+  """Learning rate and warm-up of config.text, config.image, …"""
+  rate, warmup = config[part].learning_rate, config[part].warmup_steps
+  require(config, f"{part}.learning_rate", rate >= 0, "at least 0")
+  until = f"from 0 to steps={config.steps}"
+  require(config, f"{part}.warmup_steps", 0 <= warmup <= config.steps, until)
+
+
 def _validate_loss(config):
   """The fields that only some losses read."""
   if config.scale_learned:
-    _require(config, "scale", config.scale <= MAX_SCALE, f"at most {MAX_SCALE:g} to be learned")
-  _require(config, "correction", 0 <= config.correction <= 1, "in [0, 1]")
-  _require(config, "corrected_share", 0 < config.corrected_share <= 1, "in (0, 1]")
+    require(config, "scale", config.scale <= MAX_SCALE, f"at most {MAX_SCALE:g} to be learned")
+  require(config, "correction", 0 <= config.correction <= 1, "in [0, 1]")
+  require(config, "corrected_share", 0 < config.corrected_share <= 1, "in (0, 1]")
   if config.bias_learned:
-    _require(config, "loss", config.loss == "sigmoid", "sigmoid to learn a bias")
-  _require(config, "margin_floor", config.margin_floor > 0, "above 0")
+    require(config, "loss", config.loss == "sigmoid", "sigmoid to learn a bias")
+  require(config, "margin_floor", config.margin_floor > 0, "above 0")
   start, annealing = config.margin_start, config.margin_annealing
-  _require(config, "margin_start", start >= config.margin_floor, "at least margin_floor")
-  _require(config, "margin_annealing", 0 < annealing <= 1, "a share of the steps in (0, 1]")
-  _require(config, "tcm_weight", config.tcm_weight >= 0, "at least 0")
+  require(config, "margin_start", start >= config.margin_floor, "at least margin_floor")
+  require(config, "margin_annealing", 0 < annealing <= 1, "a share of the steps in (0, 1]")
+  require(config, "tcm_weight", config.tcm_weight >= 0, "at least 0")
   for field in ("tcm_positive", "tcm_negative"):
-    _require(config, field, -1 <= config[field] <= 1, "a cosine in [-1, 1]")
-  _require(config, "mask", config.mask in ("ids", "diagonal"), "ids or diagonal")
+    require(config, field, -1 <= config[field] <= 1, "a cosine in [-1, 1]")
+  require(config, "mask", config.mask in ("ids", "diagonal"), "ids or diagonal")
 
 
 def profiled(config: ConfigDict) -> range:
@@ -103,7 +115,7 @@ def profiled(config: ConfigDict) -> range:
     return range(0)
   match = re.fullmatch(r"(\d+):(\d+)", config.profile_steps)
   steps = match and range(int(match[1]), int(match[2]) + 1)
-  _require(config, "profile_steps", steps and steps[0] > 0, "the first and the last step, as 10:15")
+  require(config, "profile_steps", steps and steps[0] > 0, "the first and the last step, as 10:15")
   return steps
 
 
@@ -130,7 +142,8 @@ def difference(old: ConfigDict, new: ConfigDict) -> list[str]:
   ]
 
 
-def _require(config, field, holds, allowed):
+def require(config, field, holds, allowed):
+  """ValueError, if a field does not hold what is allowed."""
   if not holds:
     raise ValueError(f"config.{field}={_get(config, field)!r} should be {allowed}")
 

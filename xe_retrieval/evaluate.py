@@ -1,7 +1,8 @@
 """Evaluate: python -m xe_retrieval.evaluate --workdir=DIR [--split=test] [--distractors=D:train] …
 
 Writes metrics.json, curves.npz and report.html with its plots and tables under the workdir.
---pretrained=DIR --dataset=D instead evaluates a Hugging Face CLIP or SigLIP as it is.
+--pretrained=DIR --dataset=D instead evaluates a Hugging Face CLIP or SigLIP as it is. --rerank=W2
+also has a re-ranker order the first --candidates, by weights chosen on the calibration split.
 
 What scores mean is fitted once, on the split that config.calibration_split names (validation), and
 kept as calibration.json in the workdir, by which search and serve show probabilities. Evaluating
@@ -37,6 +38,8 @@ def evaluate(
   checkpoint="best",
   pretrained="",
   data_dir="",
+  rerank="",
+  candidates=128,
 ):
   """Checkpoint → embeddings → figures → files. Returns the metrics and the path of the report."""
   if pretrained:
@@ -65,6 +68,11 @@ def evaluate(
     scratch = pathlib.Path(scratch)
     scratch = scratch.with_name(f".{scratch.name}.embeddings")
   run = runs.Run(workdir, distractors, people, checkpoint, scratch)
+  second = None
+  if rerank:  # before all the work: it may not belong to this model
+    from xe_retrieval.reranking import evaluation as second_stage
+
+    second = second_stage.Reranking(rerank, run, candidates)
   plain, name = run.embed(dataset, split)
   pairs = run.correct(plain)
   sources = run.sources(pairs)
@@ -81,6 +89,8 @@ def evaluate(
     if (own or publish) and processes.is_primary():
       calibration.write(workdir)
     run.judge(calibration, pairs, sources, result.metrics, seen=own or publish)
+  if second:
+    result.metrics["rerank"] = second.evaluate(dataset, split, pairs)
   if index == "scann":
     data = (pairs.text, pairs.image, pairs.image_of_text)
     extra = [d.vectors for d in run.distractors]
@@ -159,6 +169,8 @@ def main(argv):
         checkpoint=f.checkpoint,
         pretrained=f.pretrained,
         data_dir=f.data_dir,
+        rerank=f.rerank,
+        candidates=_candidates(f.candidates),
       )
     except ValueError as e:
       sys.exit(f"error: {e}")
@@ -168,6 +180,13 @@ def main(argv):
 
   print(terminal.evaluation(metrics))
   print(f"report: {report}")
+
+
+def _candidates(text):
+  """ "128" or "all" -> a number, or None for all images."""
+  if text != "all" and not (text.isdecimal() and int(text)):
+    raise ValueError(f"--candidates={text} should be a number of images, or all")
+  return None if text == "all" else int(text)
 
 
 def _define_flags():
@@ -196,6 +215,8 @@ def _define_flags():
   flags.DEFINE_bool(
     "publish", False, "Calibrate the workdir on these data, although the config names others."
   )
+  flags.DEFINE_string("rerank", "", "Workdir of a re-ranker: its second stage is measured, too.")
+  flags.DEFINE_string("candidates", "128", "With --rerank: images that it reads per query, or all.")
   flags.DEFINE_enum("checkpoint", "best", ["best", "latest"], "Which checkpoint to evaluate.")
   flags.DEFINE_string("out", "", "Where to write; by default WORKDIR/evaluation/SPLIT.")
   flags.DEFINE_bool(

@@ -5,7 +5,8 @@ tower, the calibration of this checkpoint if it was evaluated, and a README.md t
 how to use each, with the figures of its evaluation: the model card. towers/export_format.py defines
 the format. --push=USER/NAME sends the directory to the Hugging Face Hub (after `hf auth login`),
 from where xe_retrieval.load("USER/NAME", revision=…) reads it. --onnx adds text.onnx and
-image.onnx, the same functions for ONNX Runtime, compared with JAX before they are kept.
+image.onnx, the same functions for ONNX Runtime, compared with JAX before they are kept. The workdir
+of a re-ranker is exported as reranking/export_format.py describes.
 """
 
 import functools
@@ -16,6 +17,7 @@ import sys
 from absl import app, flags
 
 from xe_retrieval import config as config_lib
+from xe_retrieval.data import paths
 
 ONNX_TOLERANCE = 1e-4  # of unit vectors
 
@@ -27,10 +29,14 @@ def export(workdir, out, which="best", onnx=False):
   from xe_retrieval import model as models
   from xe_retrieval.calibration import artifact
   from xe_retrieval.report import model_card
+  from xe_retrieval.reranking import export_format as second_stage
+  from xe_retrieval.reranking import scorer, settings
   from xe_retrieval.towers import bank as banks
   from xe_retrieval.towers import export_format
 
   out = pathlib.Path(out).expanduser()
+  if settings.is_reranker(_config(workdir)):
+    return second_stage.write(scorer.restore(workdir, which), workdir, out)
   encoder = models.restore(workdir, which)
   export_format.write(encoder, out)
   fingerprint = encoder.fingerprint()
@@ -42,6 +48,12 @@ def export(workdir, out, which="best", onnx=False):
   if onnx:
     _write_onnx(encoder, out)
   return out
+
+
+def _config(workdir):
+  """That of a workdir; {} where there is none: what reads it next says so."""
+  path = paths.given(workdir) / "config.json"
+  return config_lib.from_json(path.read_text()) if path.exists() else {}
 
 
 def push(out, name, private=False) -> str:

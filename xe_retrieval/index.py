@@ -23,9 +23,10 @@ from xe_retrieval import config as config_lib
 def index(
   workdir, images=(), out="", remove=(), data_dir="", kind="auto", rebuild=False, **options
 ):
-  """Brings the index `out` up to date; returns an update.Report.
+  """Brings the index `out` up to date; returns an update.Report, None if only tokens were stored.
 
-  `options` are precision, columns and store, as update_index takes them.
+  `options` are precision, columns and store, as update_index takes them, and tokens: the workdir
+  of a re-ranker, for which the tokens of all images are stored.
   """
   import jax
 
@@ -36,7 +37,8 @@ def index(
   from xe_retrieval.towers import weight_files
   from xe_retrieval.training import processes
 
-  if not images and not remove and not rebuild:
+  tokens = options.pop("tokens", "")
+  if not images and not remove and not rebuild and not tokens:
     raise ValueError("index what? --images=DIR adds a folder, --remove=DIR takes one out")
   if jax.process_count() > 1 and not paths.given(workdir).exists():
     with processes.primary_first("model"):  # a Hugging Face id: one fetches it, the others wait
@@ -45,7 +47,15 @@ def index(
   directory = data_dir or model.config.data.dir
   add = [embedded_source.parse(text, directory, model.fingerprint) for text in images]
   gone = [embedded_source.named(text, directory) for text in remove]
-  return update.update_index(out, model, workdir, add, gone, kind, rebuild, **options)
+  report = None
+  if images or remove or rebuild:
+    report = update.update_index(out, model, workdir, add, gone, kind, rebuild, **options)
+  if tokens and processes.is_primary():
+    from xe_retrieval.search import second_stage
+
+    done, failed = second_stage.index_tokens(out, model, tokens)
+    print(f"{out}: tokens of {done:,} images stored" + f", {failed:,} not readable" * bool(failed))
+  return report
 
 
 def main(argv):
@@ -58,12 +68,13 @@ def main(argv):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
       options = {"precision": f.precision or "", "columns": f.columns, "store": f.store}
+      options["tokens"] = f.tokens
       report = index(f.workdir, f.images, f.out, f.remove, f.data_dir, f.kind, f.rebuild, **options)
     except (OSError, ValueError) as e:
       sys.exit(f"error: {e}")
     except KeyboardInterrupt:
       sys.exit("\nstopped; the same command goes on from there")
-  if not processes.is_primary():
+  if not processes.is_primary() or report is None:
     return
   for _, name, reason in report.skipped[:10]:
     print(f"skipped {name!a}: {reason}", file=sys.stderr)
@@ -97,6 +108,9 @@ def _define_flags():
   )
   flags.DEFINE_string(
     "store", "", "Where vectors lie: files in --out by default, or milvus:URI,NAME."
+  )
+  flags.DEFINE_string(
+    "tokens", "", "Workdir of a re-ranker: what it needs of every image is stored, too."
   )
   flags.DEFINE_bool("rebuild", False, "Embed everything anew, as after training another model.")
   flags.DEFINE_bool(

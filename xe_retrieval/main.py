@@ -18,7 +18,14 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h; schedulers take 0 for finished
 
 
 def train(config, workdir, devices=None, allow_config_change=False):
-  """Trains in `workdir`, with evaluation's metrics on the validation split -> TrainState."""
+  """Trains in `workdir`, with evaluation's metrics on the validation split -> TrainState.
+
+  A config with a field first_stage is that of a re-ranker.
+  """
+  if "first_stage" in config:
+    from xe_retrieval.reranking import training
+
+    return training.train(config, workdir, devices, allow_config_change)
   import jax
 
   from xe_retrieval.calibration import run as runs
@@ -43,7 +50,11 @@ def main(argv):
   f = flags.FLAGS
   with processes.together(f.distributed):
     try:
-      if f.dry_run:
+      if f.dry_run and "first_stage" in f.config:
+        from xe_retrieval.reranking import training
+
+        print(training.describe(f.config))
+      elif f.dry_run:
         config, source, _, _ = loop.prepare(f.config, mesh.make())
         print(dry_run.describe(config, f.workdir, source, mesh.make()))
       else:

@@ -27,6 +27,8 @@ def serve(
   base_path="",
   access_log="",
   open_page=False,
+  rerank="",
+  candidates=128,
 ):
   """Runs the server until it is interrupted."""
   import uvicorn
@@ -37,7 +39,7 @@ def serve(
 
   listener = _listen(host, port)
   log = _log(access_log)
-  service = Service(index, workdir)
+  service = Service(index, workdir, rerank=rerank, candidates=candidates)
   service.warm_up()
   hosts = ["localhost", socket.gethostname().lower(), *allowed_hosts]
   config = uvicorn.Config(
@@ -67,7 +69,8 @@ def main(argv):
   try:
     hosts = [name.lower() for name in f.allowed_hosts]
     token, base = _token(f.token), _base(f.base_path)
-    serve(f.index, f.host, f.port, f.workdir, hosts, token, base, f.access_log, f.open)
+    second = {"rerank": f.rerank, "candidates": f.candidates}
+    serve(f.index, f.host, f.port, f.workdir, hosts, token, base, f.access_log, f.open, **second)
   except (OSError, ValueError) as e:
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
@@ -109,6 +112,10 @@ def _define_flags():
   flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; 0.0.0.0: all interfaces.")
   flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any free port.", 0, 65_535)
   flags.DEFINE_string("workdir", "", "Where the model is, if it has moved since indexing.")
+  flags.DEFINE_string(
+    "rerank", "", "Workdir of a re-ranker, for which index --tokens was run: orders results anew."
+  )
+  flags.DEFINE_integer("candidates", 128, "With --rerank: images that it reads per query.", 1)
   flags.DEFINE_list(
     "allowed_hosts",
     [],

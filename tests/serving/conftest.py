@@ -54,9 +54,9 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(index, model=None, workdir="", **options):
+def running(index, model=None, workdir="", rerank="", **options):
   """Runs a server of an index on a free port; yields the port and its Service."""
-  service = Service(index, workdir, poll=0.05, model=model)
+  service = Service(index, workdir, poll=0.05, model=model, rerank=rerank)
   listener = socket.create_server(("127.0.0.1", 0))
   config = uvicorn.Config(
     apps.make(service, **options), http=LimitedProtocol, log_level="error", server_header=False

@@ -92,6 +92,8 @@ def summary(groups, p_values):
       name = label.replace("with bank", "plain")
       rows.append([name, html_tables.Number(len(same), 0)] + [_spread(p, 2) for p in plain])
   for label, same in groups.items():
+    rows += _reranked(label, same, paths)
+  for label, same in groups.items():
     known = paper.figures(same[0].metrics["dataset"], same[0].config["loss"])
     if known:
       rows.append([f"the paper: {label}", ""] + [html_tables.Number(_get(known, p)) for p in paths])
@@ -100,7 +102,7 @@ def summary(groups, p_values):
     "the best (Welch's t-test over seeds, p ≥ 0.05; where a loss has one seed, a bootstrap over "
     "queries or, for R@1, the paired test over queries, which do not cover the variation between "
     "seeds). With bank: scores are corrected by a bank of training captions and images; plain: the "
-    "cosines of the same model, not marked."
+    "cosines of the same model, not marked; re-ranked: a joint encoder ordered as many candidates."
   )
   group_titles = ()
   if distractors:
@@ -109,6 +111,18 @@ def summary(groups, p_values):
     group_titles += (f"and {more:,} distractors",) * len(WITH_DISTRACTORS)
   columns = ["Loss", "Seeds", *names]
   return html_tables.Table("comparison", "Results", text, columns, rows, group_titles)
+
+
+def _reranked(label, runs, paths):
+  """A row for each kind of re-ranker behind these runs: its loss and number of candidates."""
+  found = {}
+  for run in runs:
+    if one := run.metrics.get("rerank"):
+      found.setdefault((one["loss"], one["candidates"]), []).append(one)
+  for (loss, count), same in found.items():
+    name = f"{label}, re-ranked {count:,} ({paper.NAMES.get(loss, loss)})"
+    cells = [_spread([_get(one, path) for one in same], 2) for path in paths]
+    yield [name, html_tables.Number(len(same), 0), *cells]
 
 
 def promises(groups):

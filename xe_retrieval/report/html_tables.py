@@ -218,6 +218,31 @@ def index(found):
   )
 
 
+def rerank(found):
+  """Before and after a joint encoder has ordered the first candidates."""
+  speed = found["pairs_per_second"]
+  return Table(
+    "rerank",
+    "Re-ranked",
+    f"A joint encoder ({paper.NAMES.get(found['loss'], found['loss'])}) reads the first "
+    f"{found['candidates']:,} images of each caption; final score: scale × first stage + "
+    f"{found['weight']:g} × its logit, weighed on {found['chosen_on']}"
+    + (", which are these very pairs" * found["seen"])
+    + f". Pairs that it does not read lie below. It can reach a recall of {found['ceiling']:.2f}, "
+    f"stores {found['bytes_per_image']:,} bytes of an image"
+    + (f" and read {speed:,.0f} pairs/s. " if speed else ". ")
+    + "ECE: of the first ten results, one curve for all captions. Percent, but for ECE.",
+    ["", "PR-AUC", *(f"Recall@{k}" for k in AT), "Median rank", "ECE"],
+    [
+      [*_row(title, part, "text_to_image"), Number(found["calibration"][name]["ece"], 4)]
+      for title, name, part in (
+        ("First stage", "first_stage", found["first_stage"]),
+        (f"Re-ranked {found['candidates']:,}", "reranked", found),
+      )
+    ],
+  )
+
+
 def judgements(found):
   """Agreement of the scores with human ratings."""
   keys = ("kendall_tau_c", "kendall_tau_b", "spearman", "pr_auc")

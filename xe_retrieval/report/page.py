@@ -20,7 +20,8 @@ def write(out_dir, title, config, step, evaluation, pairs, sources, calibration=
   out_dir = epath.Path(out_dir)
   metrics = evaluation.metrics
   headline = html_tables.headline(metrics, metrics.get("dataset", ""), config.get("loss", ""))
-  tables = [html_tables.promises(metrics)] if metrics.get("promises") else []
+  tables = [html_tables.rerank(metrics["rerank"])] if "rerank" in metrics else []
+  tables += [html_tables.promises(metrics)] if metrics.get("promises") else []
   tables.append(html_tables.calibration(metrics))
   tables += [html_tables.relevance(metrics)] if metrics["relevance"] else []
   last = [html_tables.bands(metrics)]

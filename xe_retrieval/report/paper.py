@@ -18,6 +18,7 @@ NAMES = {
   "triplet": "Triplet",
   "contrastive": "Contrastive",
   "tcm": "Sampled Softmax + TCM",
+  "binary_cross_entropy": "Binary Cross-Entropy",  # of re-rankers
   "corrected_cross_example_softmax": "Corrected Cross-Example Softmax",
   "corrected_cross_example_negative_mining": "Corrected Cross-Example Negative Mining",
 }

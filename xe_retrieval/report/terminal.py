@@ -22,6 +22,8 @@ def evaluation(metrics):
         area = f"{part['pr_auc']:8.2f}" if direction == "text_to_image" else " " * 8
         title = f"{direction.replace('_', ' ')} {label}"
         lines.append(f"{title:28}{area}" + "".join(f"{part[direction][n]:13.2f}" for n in names))
+  if found := metrics.get("rerank"):
+    lines += _rerank_lines(found, names)
   if plain:
     lines.append(f"scores: {bank.in_words(metrics['correction'])}")
   lines += [_relevance_line(*item) for item in metrics.get("relevance", {}).items()]
@@ -59,6 +61,23 @@ def _group_titles(table, widths):
     parts.append(f" {title} ".center(room, "─" if title else " ")[:room])
     first += count
   return "  ".join(parts)
+
+
+def _rerank_lines(found, names):
+  for label, part in (
+    ("before", found["first_stage"]),
+    (f"re-ranked {found['candidates']:,}", found),
+  ):
+    figures = "".join(f"{part['text_to_image'][n]:13.2f}" for n in names)
+    yield f"{'text to image, ' + label:28}{part['pr_auc']:8.2f}{figures}"
+  ece = found["calibration"]["reranked"]["ece"], found["calibration"]["first_stage"]["ece"]
+  speed = found["pairs_per_second"]
+  yield (
+    f"  {found['loss']}, weight {found['weight']:g} chosen on {found['chosen_on']}; ceiling "
+    f"{found['ceiling']:.2f}; ECE {ece[0]:.3f} (before {ece[1]:.3f}); "
+    + (f"{speed:,.0f} pairs/s, " if speed else "")
+    + f"{found['bytes_per_image']:,} bytes an image"
+  )
 
 
 def _index_line(found):

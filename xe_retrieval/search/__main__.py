@@ -13,7 +13,8 @@ Several queries: as further arguments, or one per line of --queries=FILE (- is s
 each line is answered as it comes). --image=FILE searches for images like a picture; with words too,
 they decide what is relevant, and --weight how much they matter for the order, from 0 to 1.
 --folder, --since and --until search some of the images, and so does --filter='source == "holiday"
-and year > 2020'; --order=date shows the newest first.
+and year > 2020'; --order=date shows the newest first. --rerank=W2 has a re-ranker read the first
+--candidates of each query and order them; results then are the likely ones among these.
 Exit code: 0 if any query has a result, 1 if nothing is relevant, 2 if something is wrong.
 """
 
@@ -49,7 +50,7 @@ def main(argv):
 
     searcher = searchers.open_index(f.index, f.workdir)
     several, any_relevant = bool(f.queries) or len(queries) > 1, False
-    for found in searcher.answer_batches(batches, f.image or None, **asked):
+    for found in _answers(searcher, batches, f, asked):
       any_relevant |= found["relevant"]
       print(json.dumps(found) if f.json else _text(found, several), flush=True)
   except (OSError, ValueError) as e:
@@ -58,6 +59,21 @@ def main(argv):
   except KeyboardInterrupt:
     sys.exit(130)
   sys.exit(0 if any_relevant else 1)
+
+
+def _answers(searcher, batches, f, asked):
+  if not f.rerank:
+    return searcher.answer_batches(batches, f.image or None, **asked)
+  for name in ("image", "max_wrong", "min_precision", "guarantee"):
+    if f[name].value:
+      raise ValueError(f"--{name} is not for --rerank; --min_probability and --threshold are")
+  if f.order != "best":
+    raise ValueError("--order is not for --rerank, which makes an order")
+  from xe_retrieval.search import second_stage
+
+  asked = {k: v for k, v in asked.items() if k not in ("max_wrong", "min_precision", "guarantee")}
+  asked = {k: v for k, v in asked.items() if k not in ("weight", "order")}
+  return second_stage.SecondStage(searcher, f.rerank, f.candidates).answers(batches, **asked)
 
 
 def _parse(argv):
@@ -159,6 +175,8 @@ def _define_flags():
     "of index --columns.",
   )
   flags.DEFINE_enum("order", "best", ["best", "date"], "date: the newest of the relevant first.")
+  flags.DEFINE_string("rerank", "", "Workdir of a re-ranker, for which index --tokens was run.")
+  flags.DEFINE_integer("candidates", 128, "With --rerank: images that it reads per query.", 1)
   flags.DEFINE_bool("json", False, "One JSON object per query and line.")
   flags.DEFINE_string("queries", "", "File with one query per line; - is standard input.")
   flags.DEFINE_string("workdir", "", "Where the model is, if it was moved.")

@@ -138,6 +138,11 @@ def _searches(app, service):
     name = f'attachment; filename="results.{asked.format}"'
     return Response(content, media_type=kind, headers={"content-disposition": name})
 
+  @app.get("/api/rerank", response_model=schema.Reranked, responses=_WRONG | _FULL)
+  async def rerank(asked: Annotated[schema.Rerank, fastapi.Query()]):
+    """The first candidates for words in the order of a re-ranker; slower than /api/search."""
+    return JSONResponse(await service.rerank(asked.q, dict(asked)))
+
   @app.get("/api/curve", response_model=schema.Curve, responses=_WRONG | _FULL)
   async def curve(q: Annotated[schema.Text, fastapi.Query(description="Text to search for.")]):
     """How many images have at least each score, for one query and for captions beside it."""

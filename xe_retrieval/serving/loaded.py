@@ -17,6 +17,7 @@ from xe_retrieval.serving.limits import LIMITS
 from xe_retrieval.towers import bank
 
 _QUERY_CACHE = 4_096  # embedded queries
+_WHERE = ("folder", "since", "until", "filter")
 _PAGE = ("top", "offset", "near", "order", "levels", "weight")  # options that Ask has too
 
 
@@ -31,8 +32,9 @@ class UnknownImage(Exception):
 class Loaded:
   """Replaced as a whole when the index is reloaded."""
 
-  def __init__(self, searcher: searchers.Searcher, counted: collections.Counter):
+  def __init__(self, searcher: searchers.Searcher, counted: collections.Counter, second=None):
     self.searcher, self._counted = searcher, counted
+    self.second = second  # a second_stage.SecondStage, or None
     self.queries = cachetools.LRUCache(_QUERY_CACHE)  # text -> asking.Query
     self._curves = functools.cache(lambda: responses.other_curves(searcher))
     self.about = self._about()
@@ -47,6 +49,8 @@ class Loaded:
       self.searcher.collection.search(np.stack([query.vector for query in queries]), 20)
       count *= 2
     self.searcher.picture(np.zeros((64, 64, 3), np.uint8))
+    if self.second:
+      self.second.warm_up()
 
   def _about(self) -> dict:
     collection, known = self.searcher.collection, self.searcher.calibration
@@ -63,6 +67,7 @@ class Loaded:
       "examples": responses.examples(captions),
       **collection.manifest["summary"],  # folders and dates
       "columns": [{"column": c, "type": t} for c, t in collection.store.columns.items()],
+      "rerank": self.second and self.second.candidates,
       "audit": audit and {name: audit[name] for name in ("recall_at_10", "queries", "asked")},
       "limits": LIMITS,
     }
@@ -82,6 +87,16 @@ class Loaded:
 
   def curve(self, query):
     return responses.curve(self.searcher, query, self._curves())
+
+  def rerank(self, query, options):
+    """What responses.reranked shows; InvalidRequest for a wrong filter."""
+    try:
+      where = self.searcher.collection.where(*(options[name] for name in _WHERE))
+    except Unavailable:
+      raise
+    except ValueError as e:
+      raise InvalidRequest(str(e)) from e
+    return responses.reranked(self.searcher, query, *self.second.order([query], where)[0])
 
   def check(self, options, words: bool):
     """InvalidRequest if these options cannot be answered, before any work."""
@@ -130,7 +145,7 @@ class Loaded:
   def _ask(self, query, options, **more):
     searcher = self.searcher
     asked = {name: options[name] for name in searchers.CUT}
-    where = (options[name] for name in ("folder", "since", "until", "filter"))
+    where = (options[name] for name in _WHERE)
     try:
       cut = searcher.cut(**asked, words=query.words) if query else searchers.picture_cut(**asked)
       where = searcher.collection.where(*where)

@@ -43,6 +43,18 @@ def search(searcher, found: asking.Found, like: str | None) -> dict:
   }
 
 
+def reranked(searcher, query, ids, scores, probabilities) -> dict:
+  places = [
+    {"id": f"{int(id):016x}", "score": _rounded(score), "probability": _rounded(p)}
+    for id, score, p in zip(ids, scores, probabilities, strict=True)
+  ]
+  return {
+    "query": query.text,
+    "results": places,
+    "generation": searcher.collection.manifest["generation"],
+  }
+
+
 def similar(searcher, id, top) -> dict:
   """Images that look like one, and captions of the collection that fit it, the likeliest first."""
   collection = searcher.collection

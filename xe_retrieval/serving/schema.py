@@ -18,10 +18,26 @@ class Error(BaseModel):
   detail: str = Field(description="One sentence.")
 
 
-class Options(BaseModel):
-  """Which results: at most one of the four minima and maxima, then which part of these."""
+class Where(BaseModel):
+  """Which images are searched."""
 
   model_config = ConfigDict(extra="forbid")
+  folder: str = Field(
+    "", max_length=1_000, description="Only this source or folder, as /api/about lists them."
+  )
+  filter: str = Field(
+    "",
+    max_length=conditions.LONGEST,
+    description='Only images that match, as in source == "holiday" and year > 2020: == != < <= > '
+    '>=, in [a, b], like "a%", and, or, not, parentheses; /api/about lists columns.',
+  )
+  since: Date | None = Field(None, description="Only images changed on this day or later.")
+  until: Date | None = Field(None, description="Only images changed on this day or before.")
+
+
+class Options(Where):
+  """Which results: at most one of the four minima and maxima, then which part of these."""
+
   min_probability: float | None = Field(
     None,
     ge=0,
@@ -48,17 +64,6 @@ class Options(BaseModel):
   guarantee: bool = Field(
     False, description="The lower bound of the precision must reach min_precision."
   )
-  folder: str = Field(
-    "", max_length=1_000, description="Only this source or folder, as /api/about lists them."
-  )
-  filter: str = Field(
-    "",
-    max_length=conditions.LONGEST,
-    description='Only images that match, as in source == "holiday" and year > 2020: == != < <= > '
-    '>=, in [a, b], like "a%", and, or, not, parentheses; /api/about lists columns.',
-  )
-  since: Date | None = Field(None, description="Only images changed on this day or later.")
-  until: Date | None = Field(None, description="Only images changed on this day or before.")
   order: Literal["best", "date"] = Field("best", description="date: the newest results first.")
 
 
@@ -177,6 +182,24 @@ class Answer(BaseModel):
   )
 
 
+class Rerank(Where):
+  q: Text = Field(description="Text to search for.")
+
+
+class Place(BaseModel):
+  id: str
+  score: float = Field(description="First stage and joint logit, in the unit of the first stage.")
+  probability: float = Field(description="That the image is relevant, by both stages.")
+
+
+class Reranked(BaseModel):
+  """The first candidates of /api/search, read by a joint encoder: best first."""
+
+  query: str
+  results: list[Place]
+  generation: str = Field(description="Of the index.")
+
+
 class Curve(BaseModel):
   """How many images have at least each score."""
 
@@ -251,6 +274,7 @@ class About(BaseModel):
   folders: list[FolderSize] = Field(description="Sources and their folders, 500 at most.")
   dates: list[str] | None = Field(description="First and last day; null: not known.")
   columns: list[Column] = Field(description="What a filter may name.")
+  rerank: int | None = Field(description="Candidates that /api/rerank reads; null: it is off.")
   audit: Audit | None = Field(description="Null: no captions were known to ask for.")
   limits: dict[str, int]
   version: str = Field(description="Of all this; answers to searches have it too.")

@@ -15,6 +15,7 @@ import numpy as np
 from xe_retrieval.calibration import artifact
 from xe_retrieval.preparation import cores
 from xe_retrieval.search import searcher as searchers
+from xe_retrieval.search import second_stage
 from xe_retrieval.search.collection import MANIFEST
 from xe_retrieval.serving import responses, thumbnails
 from xe_retrieval.serving.batching import Batcher, Busy
@@ -30,11 +31,12 @@ _LOOKUPS = 8  # threads that ask the store, which may be far away, for few image
 class Service:
   """Returns dicts in the shape of schema.py; raises InvalidRequest, UnknownImage or Busy."""
 
-  def __init__(self, path, workdir="", poll=POLL, model=None):
+  def __init__(self, path, workdir="", poll=POLL, model=None, rerank="", candidates=128):
     self.path, self.workdir, self._poll = pathlib.Path(path).expanduser(), workdir, poll
+    self._rerank = rerank, candidates  # workdir of a re-ranker; "": none
     before = _stamp(self.path / MANIFEST)
     self._counted = collections.Counter(reloads=0, query_hits=0, query_misses=0)
-    self._current = Loaded(searchers.open_index(path, workdir, model), self._counted)
+    self._current = self._loaded(searchers.open_index(path, workdir, model))
     # The stamp from before loading: a change during loading is picked up by the next poll.
     self._seen = [before, *self._signature()[1:]]
     self._thumbnails = cachetools.LRUCache(_THUMBNAIL_CACHE, lambda made: len(made[0]))
@@ -46,6 +48,11 @@ class Service:
     self._counting = 0  # curves that are waited for
     self._curves = concurrent.futures.ThreadPoolExecutor(1)
     self._lookups = concurrent.futures.ThreadPoolExecutor(_LOOKUPS)
+
+  def _loaded(self, searcher):
+    workdir, candidates = self._rerank
+    second = second_stage.SecondStage(searcher, workdir, candidates) if workdir else None
+    return Loaded(searcher, self._counted, second)
 
   @property
   def searcher(self) -> searchers.Searcher:
@@ -128,14 +135,24 @@ class Service:
     return (await self._queries.ask([lambda loaded: loaded.similar(id, top)]))[0]
 
   async def curve(self, query):
-    """Counts all images, in a thread of its own: searches go on."""
+    """Counts all images."""
+    return await self._slowly(query, lambda loaded, embedded: loaded.curve(embedded))
+
+  async def rerank(self, query, options):
+    """Reads the first candidates with the re-ranker."""
+    if self._current.second is None:
+      raise InvalidRequest("this server has no re-ranker: serve --rerank=… names one")
+    return await self._slowly(query, lambda loaded, embedded: loaded.rerank(embedded, options))
+
+  async def _slowly(self, query, answer):
+    """answer(Loaded, asking.Query) in a thread of its own: searches go on."""
     if self._counting >= LIMITS["curves"]:
       raise Busy
     self._counting += 1
     try:
       ((loaded, embedded),) = await self._queries.ask([lambda loaded: loaded.query(query)])
       loop = asyncio.get_running_loop()
-      return await loop.run_in_executor(self._curves, loaded.curve, embedded)
+      return await loop.run_in_executor(self._curves, answer, loaded, embedded)
     finally:
       self._counting -= 1
 
@@ -204,7 +221,7 @@ class Service:
   def _reload(self):
     try:
       new = searchers.open_index(self.path, self.workdir, self.searcher.model)
-      loaded = Loaded(new, self._counted)
+      loaded = self._loaded(new)
       if new.model is not self.searcher.model:
         loaded.warm_up()  # compiled before it serves
     except Exception as e:  # whatever it is, the old index serves on, and the next one is awaited

@@ -37,6 +37,11 @@ class TextEncoder(nn.Module):
     """The input of the projection; constant while the tower is frozen, so it can be cached."""
     return side_by_side.pooled(self.tower(x, train=train))
 
+  def tokens(self, x):  # -> float32 [B, T, width]
+    """The last layer of the tower at every token or place of the image; see `unpooled`."""
+    x = self.tower(x).astype(jnp.float32)
+    return x.reshape(len(x), -1, x.shape[-1])  # of a feature map, places row by row
+
 
 class ImageEncoder(TextEncoder):
   """The same of uint8 pixels [B, H, W, 3], which are normalised first."""
@@ -45,8 +50,13 @@ class ImageEncoder(TextEncoder):
   std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
   def features(self, x, train=False):  # -> float32 [B, width]
-    x = (x.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
-    return super().features(x, train)
+    return super().features(self._normalised(x), train)
+
+  def tokens(self, x):  # -> float32 [B, places, width]
+    return super().tokens(self._normalised(x))
+
+  def _normalised(self, x):
+    return (x.astype(jnp.float32) / 255 - jnp.array(self.mean)) / jnp.array(self.std)
 
 
 class Head(nn.Module):
@@ -116,6 +126,12 @@ class DualEncoder(nn.Module):
   def image_features(self, image, train=False):  # uint8 [B, H, W, 3] -> float32 [B, image width]
     return self.image.features(image, train)
 
+  def text_tokens(self, tokens):  # int32 [B, T] -> float32 [B, T, text width]
+    return self.text.tokens(tokens)
+
+  def image_tokens(self, image):  # uint8 [B, H, W, 3] -> float32 [B, places, image width]
+    return self.image.tokens(image)
+
 
 def from_config(config):
   """The model of a config whose architecture fields are filled in (see pretrained.configure)."""
@@ -131,6 +147,16 @@ def from_config(config):
   if not side_by_side.several(config, "image"):  # else each has its own
     pixels = {"mean": tuple(config.image.mean), "std": tuple(config.image.std)}
   return DualEncoder(make(TextEncoder, "text"), make(ImageEncoder, "image", **pixels))
+
+
+def unpooled(model: DualEncoder) -> DualEncoder:
+  """The same model and weights for `text_tokens` and `image_tokens`; it has no features."""
+
+  def of(encoder):
+    pools = isinstance(encoder.tower, Transformer)
+    return encoder.clone(tower=encoder.tower.clone(pooled=False)) if pools else encoder
+
+  return model.clone(text=of(model.text), image=of(model.image))
 
 
 def feature_widths(config) -> dict[str, int]:

@@ -39,12 +39,13 @@ class Transformer(nn.Module):
   dropout: float = 0.0
   norm_eps: float = 1e-12
   frozen: int = 0  # how many of `parts()` stay fixed: no gradient, no dropout
+  pooled: bool = True  # False: all tokens of the last layer, for a joint encoder
   dtype: jnp.dtype = jnp.float32
   remat: bool = False
 
   @nn.compact
   def __call__(self, inputs, train=False):
-    """int32 [B, T] or float32 [B, H, W, 3] -> float32 [B, feature_width()]."""
+    """int32 [B, T] or float32 [B, H, W, 3] -> float32 [B, feature_width()], or [B, T, width]."""
     x, mask, bias = self.embeddings(inputs, train and self.frozen < 1)
     if self.frozen:  # MPNet's bias goes into every layer
       x, bias = jax.lax.stop_gradient((x, bias))
@@ -52,7 +53,7 @@ class Transformer(nn.Module):
     layer = nn.remat(Layer, static_argnums=(5,)) if self.remat else Layer
     found = []
     for i in range(1, self.layers + 1):
-      last = i == self.layers and not self.chosen
+      last = i == self.layers and self.pooled and not self.chosen
       x = layer(
         self.heads,
         self.mlp,
@@ -70,7 +71,7 @@ class Transformer(nn.Module):
         found.append(x)
 
     output = Output(
-      self.pooling,
+      self.pooling if self.pooled else "none",
       self.embeddings.prefix,
       self.final_norm,
       self.head,
@@ -81,6 +82,8 @@ class Transformer(nn.Module):
       self.dtype,
       name="output",
     )
+    if not self.pooled:
+      return jax.lax.stop_gradient(output(x, mask, None, None).astype(jnp.float32))
     pooled = [output(x, mask, query, at) for x in found]
     x = jnp.concatenate(pooled, axis=-1).astype(jnp.float32)
     return jax.lax.stop_gradient(x) if self.frozen > self.layers + 1 else x
@@ -177,6 +180,8 @@ class Output(nn.Module):
     x = pick(x, query, at) if x.shape[1] > 1 else x  # a layer before the last has all tokens
     if self.final_norm:
       x = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name="norm")(x)
+    if self.pooling == "none":
+      return x  # [B, T, width]
     if self.pooling == "attention":
       x = self._attend(x)
     elif self.pooling in ("mean", "cls_mean"):

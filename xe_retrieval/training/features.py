@@ -66,13 +66,13 @@ def tables(
 
 def _of_tower(config, variables, tokenizer, source, fingerprint, tower, views):
   """`tables` of a single tower, "text" or "image"."""
-  key = _key(config, variables, tokenizer, fingerprint, tower)
+  key = key_of(config, variables, tokenizer, fingerprint, tower)
   compute = functools.partial(_compute, config, variables, tokenizer, source, tower)
   stem = directory(config) / f"{source.split}-{tower}-{key}"
-  out = {tower: _cached(stem.with_suffix(".npy"), compute)}
+  out = {tower: cached(stem.with_suffix(".npy"), compute)}
   if tower == "image" and views == 2 and source.split == "train":
     mirrored = stem.with_name(f"{stem.name}-mirrored.npy")
-    out["mirrored"] = _cached(mirrored, functools.partial(compute, mirrored=True))
+    out["mirrored"] = cached(mirrored, functools.partial(compute, mirrored=True))
   return out
 
 
@@ -172,7 +172,7 @@ def _views(config, cached):
   return views
 
 
-def _cached(path, compute):
+def cached(path, compute):
   """The table at `path`, memory-mapped; computed first if there is none."""
   if _anyone_lacks(path):
     with lock.creating(path) if processes.is_primary() else contextlib.nullcontext():
@@ -188,61 +188,76 @@ def _anyone_lacks(path):
 
 def _compute(config, variables, tokenizer, source, tower, path, mirrored=False):
   """Writes float32 [records or captions, width]; all processes and their devices share the work."""
-  model, mesh = dual_encoder.from_config(config), mesh_lib.make(jax.local_devices())
+  model = dual_encoder.from_config(config)
+  run, size = runner(model, variables, f"{tower}_features")
+  if tower == "text":
+    tokens, lengths = token_ids(source, tokenizer)
+    batches = by_length(lengths, size)
+    read = functools.partial(map, functools.partial(cut, tokens, lengths))
+  else:
+    batches = pipeline.spans(len(source), size)
+    read = functools.partial(pipeline.image_batches, source, decoding.View.of(config.image))
+
+  def compute(batches):
+    for batch in read(batches):
+      yield run(batch[:, :, ::-1] if mirrored else batch)
+
+  name = f"{tower} features of {source.split}" + " mirrored" * mirrored
+  write(path, batches, compute, dual_encoder.feature_widths(config)[tower], np.float32, name)
+
+
+def runner(model, variables, method):
+  """A function from at most `size` inputs to a method's outputs on all devices, and that size."""
+  mesh = mesh_lib.make(jax.local_devices())
   rows, everywhere = mesh_lib.rows(mesh), mesh_lib.replicated(mesh)
-  run = jax.jit(
-    lambda v, x: model.apply(v, x, method=f"{tower}_features"),
+  compiled = jax.jit(
+    lambda v, x: model.apply(v, x, method=method),
     in_shardings=(everywhere, rows),
     out_shardings=rows,
   )
   variables, size = jax.device_put(variables, everywhere), -(-BATCH // mesh.size) * mesh.size
-  if tower == "text":
-    tokens, lengths = _tokens(source, tokenizer)
-    batches = _by_length(lengths, size)
-    read = functools.partial(map, functools.partial(_cut, tokens, lengths))
-  else:
-    batches = pipeline.spans(len(source), size)
-    read = functools.partial(pipeline.image_batches, source, decoding.View.of(config.image))
-  width = dual_encoder.feature_widths(config)[tower]
 
-  def compute(batches):
-    for batch in read(batches):
-      batch = batch[:, :, ::-1] if mirrored else batch
-      padded = np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (batch.ndim - 1))
-      # Put there by hand: where there are several processes, jit does not divide NumPy's arrays.
-      yield np.asarray(run(variables, jax.device_put(padded, rows)))[: len(batch)]
+  def run(batch):
+    padded = np.pad(batch, [(0, size - len(batch))] + [(0, 0)] * (batch.ndim - 1))
+    # Put there by hand: where there are several processes, jit does not divide NumPy's arrays.
+    return np.asarray(compiled(variables, jax.device_put(padded, rows)))[: len(batch)]
 
-  parts, name = path.with_suffix(".shards"), f"{tower} features of {source.split}"
-  shards = processes.shared_rows(batches, compute, parts, name + " mirrored" * mirrored)
+  return run, size
+
+
+def write(path, batches, compute, width, dtype, name):
+  """Writes the table [rows of all batches, width] of `processes.shared_rows`, resumably."""
+  parts = path.with_suffix(".shards")
+  shards = processes.shared_rows(batches, compute, parts, name, dtype)
   with processes.primary_first(path.name):
     if not path.exists():  # else one disk for all, and process 0 has written it
       part, count = path.with_suffix(f".part{jax.process_index()}"), sum(map(len, shards))
-      table = np.lib.format.open_memmap(part, "w+", np.float32, (count, width))
+      table = np.lib.format.open_memmap(part, "w+", dtype, (count, width))
       processes.assemble(batches, shards, table).flush()
       part.rename(path)  # atomic: a file with this name is complete
   processes.exchange("assembled", "")  # until then, others may read them
   shutil.rmtree(parts, ignore_errors=True)
 
 
-def _tokens(source, tokenizer):  # -> int32 [captions, T], int [captions]
+def token_ids(source, tokenizer):  # -> int32 [captions, T], int [captions]
   captions = source.captions().flat
   parts = [tokenizer(captions[i : i + 65_536]) for i in range(0, len(captions), 65_536)]
   tokens = np.concatenate(parts)
   return tokens, tokenizer.lengths(tokens)
 
 
-def _by_length(lengths, size):
+def by_length(lengths, size):
   """Rows of each batch, [≤ size], sorted by length to minimise padding."""
   order = np.argsort(lengths, kind="stable")
   return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def _cut(tokens, lengths, rows):
+def cut(tokens, lengths, rows):
   """The tokens of these rows, [n, t], without columns in which all are padding but for a few."""
   return tokens[rows, : min(-(-lengths[rows].max() // 8) * 8, tokens.shape[1])]
 
 
-def _key(config, variables, tokenizer, fingerprint, tower):
+def key_of(config, variables, tokenizer, fingerprint, tower):
   digest = hashlib.sha256()
   settings = families.settings(config, tower) | {"dtype": config.dtype}
   digest.update(json.dumps([settings, fingerprint], sort_keys=True).encode())

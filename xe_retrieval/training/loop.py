@@ -1,10 +1,13 @@
 """The training loop, read top to bottom like the paper's training section."""
 
 import contextlib
+import dataclasses
 import gc
 import json
 
 import jax
+from etils import epath
+from ml_collections import ConfigDict
 
 from xe_retrieval import config as config_lib
 from xe_retrieval import losses
@@ -56,41 +59,64 @@ def train(
   )
   shard = (jax.process_index(), jax.process_count())
   batches = features.batches(source, tokenizer, config, tables["train"], start, *shard)
-  batches = pipeline.to_devices(batches, mesh_lib.rows(mesh))
-  profiled = [n for n in config_lib.profiled(config) if n > start]
-  previous = None
+  follow = Steps(config, workdir, mesh, source, checkpoints, log)
+  return follow(state, built.train_step, batches, evaluate)
 
-  interruption = processes.Interruption(mesh)  # until the last save has ended
-  with interruption as interrupted, checkpoints, log, _frozen_garbage():
-    for n in range(start + 1, config.steps + 1):
-      if n in profiled[:1]:
-        jax.profiler.start_trace(str(workdir / "profile"))
-      with log.waiting():
-        batch = next(batches)
-      state, metrics = built.train_step(state, batch)
-      _require_finite(previous, source, config, workdir)  # this step runs meanwhile
-      previous = (n, metrics)
-      stop = interrupted()
-      last = n == config.steps or stop
-      validating = n % config.eval_every == 0 or n == config.steps
-      if n in profiled and (n == profiled[-1] or last):
-        jax.block_until_ready(state)
-        jax.profiler.stop_trace()
-      if n % config.log_every == 0 or last:
-        log.train(n, jax.device_get(metrics))
-      if validating or last or n % config.checkpoint_every == 0:
-        _require_finite(previous, source, config, workdir)  # waits for the step
-        with log.excluded():
-          quality = None
-          if validating:
-            validated = evaluate(jax.device_put(state.variables(), mesh_lib.replicated(mesh)))
-            log.validation(n, validated)
-            quality = {"pr_auc": validated["pr_auc"]}
-          checkpoints.save(state, quality, config_lib.to_json(config))
-      if stop and n < config.steps:
-        log.say(f"stopped after step {n}; the same command goes on from there")
-        break
-  return state
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """The steps of a run, whatever it trains, with its checkpoints and logs."""
+
+  config: ConfigDict
+  workdir: epath.Path
+  mesh: jax.sharding.Mesh
+  source: pipeline.Source  # whose records `pipeline.choice` chooses
+  checkpoints: Checkpoints
+  log: Log
+
+  def __call__(self, state, train_step, batches, evaluate):
+    """Goes on from `state` until config.steps or an interruption -> the state then.
+
+    `batches` are NumPy's, from state.step on; `evaluate` is a function from variables to metrics
+    of the validation split.
+    """
+    config, workdir, mesh, log = self.config, self.workdir, self.mesh, self.log
+    start = int(state.step)
+    batches = pipeline.to_devices(batches, mesh_lib.rows(mesh))
+    profiled = [n for n in config_lib.profiled(config) if n > start]
+    previous = None
+
+    interruption = processes.Interruption(mesh)  # until the last save has ended
+    with interruption as interrupted, self.checkpoints, log, _frozen_garbage():
+      for n in range(start + 1, config.steps + 1):
+        if n in profiled[:1]:
+          jax.profiler.start_trace(str(workdir / "profile"))
+        with log.waiting():
+          batch = next(batches)
+        state, metrics = train_step(state, batch)
+        _require_finite(previous, self.source, config, workdir)  # this step runs meanwhile
+        previous = (n, metrics)
+        stop = interrupted()
+        last = n == config.steps or stop
+        validating = n % config.eval_every == 0 or n == config.steps
+        if n in profiled and (n == profiled[-1] or last):
+          jax.block_until_ready(state)
+          jax.profiler.stop_trace()
+        if n % config.log_every == 0 or last:
+          log.train(n, jax.device_get(metrics))
+        if validating or last or n % config.checkpoint_every == 0:
+          _require_finite(previous, self.source, config, workdir)  # waits for the step
+          with log.excluded():
+            quality = None
+            if validating:
+              validated = evaluate(jax.device_put(state.variables(), mesh_lib.replicated(mesh)))
+              log.validation(n, validated)
+              quality = {"pr_auc": validated["pr_auc"]}
+            self.checkpoints.save(state, quality, config_lib.to_json(config))
+        if stop and n < config.steps:
+          log.say(f"stopped after step {n}; the same command goes on from there")
+          break
+    return state
 
 
 @contextlib.contextmanager
@@ -188,9 +214,21 @@ def _sources(config):
 
 
 def _write_config(workdir, given, config, tokenizer, allow_change):
-  """Writes config and tokenizer -> changes against the workdir's config; refused unless allowed.
+  def more():
+    tokenizer.save(workdir / "tokenizer")
+    before, found = config_lib.flat(given), config_lib.flat(config)
+    brought = {k: v for k, v in found.items() if k not in before or before[k] != v}
+    about = {"of": _sources(given), "fields": brought}
+    paths.write(workdir / _TOWERS, json.dumps(about, indent=2))
 
-  config.json is written last and atomically: a workdir without it was never trained in.
+  return write_config(workdir, config, allow_change, more)
+
+
+def write_config(workdir, config, allow_change, more=lambda: None) -> list[str]:
+  """Writes the config -> changes against the workdir's; refused unless allowed.
+
+  config.json is written last, after what `more` writes, and atomically: a workdir without it was
+  never trained in.
   """
   path, changed = workdir / "config.json", []
   with processes.primary_first("config"), _reporting(workdir):
@@ -205,11 +243,7 @@ def _write_config(workdir, given, config, tokenizer, allow_change):
     if processes.is_primary():
       workdir.mkdir(parents=True, exist_ok=True)
       if changed or not known:
-        tokenizer.save(workdir / "tokenizer")
-        before, found = config_lib.flat(given), config_lib.flat(config)
-        brought = {k: v for k, v in found.items() if k not in before or before[k] != v}
-        about = {"of": _sources(given), "fields": brought}
-        paths.write(workdir / _TOWERS, json.dumps(about, indent=2))
+        more()
       paths.write(path, config_lib.to_json(config))  # fails if the workdir is read-only
   return changed
 
@@ -251,11 +285,14 @@ def _require_finite(previous, source, config, workdir):
   if processes.is_primary():
     found = {"step": n, "metrics": metrics, "records": records, "image_ids": ids}
     report.write_text(json.dumps(found, indent=2))
+  of = lambda kind: ", ".join(  # noqa: E731
+    f"{name.removeprefix(kind)} {metrics[name]:.3g}"
+    for name in sorted(metrics, reverse=True)  # text before image
+    if name.startswith(kind)
+  )
   raise FloatingPointError(
-    f"step {n} is not finite: loss {metrics['loss']:.6g}, gradient norms text "
-    f"{metrics['gradient_norm/text']:.3g} and image {metrics['gradient_norm/image']:.3g}, "
-    f"learning rates text {metrics['learning_rate/text']:.3g} and image "
-    f"{metrics['learning_rate/image']:.3g}; image ids of its batch: "
+    f"step {n} is not finite: loss {metrics['loss']:.6g}, gradient norms {of('gradient_norm/')}, "
+    f"learning rates {of('learning_rate/')}; image ids of its batch: "
     f"{', '.join(map(str, ids[:8]))}{', …' if len(ids) > 8 else ''} (all in {report}). "
     "The checkpoint before this step is kept."
   )

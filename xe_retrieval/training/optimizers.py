@@ -14,13 +14,17 @@ OPTIMIZERS = ("adamw", "sgd")
 def make(config, params) -> optax.GradientTransformation:
   """`optax.multi_transform` over the labels text, image, loss and frozen."""
   optimizers = {
-    "text": _tower(config.text, config.steps),
-    "image": _tower(config.image, config.steps),
+    "text": of(config.text, config.steps),
+    "image": of(config.image, config.steps),
     "frozen": optax.set_to_zero(),
   }
   if "loss" in params:
     optimizers["loss"] = optax.adam(schedule(config.text, config.steps))
-  optimizer = optax.multi_transform(optimizers, labels(config, params))
+  return clipped(config, optax.multi_transform(optimizers, labels(config, params)))
+
+
+def clipped(config, optimizer):
+  """The optimiser of gradients that are clipped at config.clip_norm."""
   if not config.clip_norm:
     return optimizer
   return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
@@ -48,7 +52,8 @@ def schedule(tower, steps: int) -> optax.Schedule:
   return optax.join_schedules([warmup, decay], [tower.warmup_steps])
 
 
-def _tower(tower, steps):
+def of(tower, steps: int) -> optax.GradientTransformation:
+  """The optimiser that the fields of config.text, config.image or config.joint describe."""
   rate = schedule(tower, steps)
   kernels = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)  # noqa: E731
   if tower.optimizer == "adamw":

@@ -152,11 +152,11 @@ def gather(array: np.ndarray) -> np.ndarray:
 SHARD = 16  # batches, at most
 
 
-def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[np.ndarray]:
+def shared_rows(batches: list, compute, directory=None, name="", dtype=np.float32) -> list:
   """Rows of a table that all processes compute together -> its shards, a few batches in each.
 
   batches    [slices or int arrays]: which rows of the table each batch has
-  compute    a function from some of the batches to an iterator of their rows, float32 [n, width]
+  compute    a function from some of the batches to an iterator of their rows, dtype [n, width]
   directory  where finished shards lie, numbered: an interrupted run goes on from them. It may be
              one for all processes, or one on the disk of each. None: they are kept in memory
   name       shown with the progress, if it takes long
@@ -181,7 +181,7 @@ def shared_rows(batches: list, compute, directory=None, name: str = "") -> list[
     exchange("rows", "")  # all are written
     others = set(range(len(shards))) - found.keys()
     found |= {n: _load(path(n)) for n in others if path(n).exists()}
-  for n, rows in _lacking(found, lengths):
+  for n, rows in _lacking(found, lengths, dtype):
     found[n] = rows if directory is None else _saved(path(n), rows)
   return [found[n] for n in range(len(shards))]
 
@@ -204,7 +204,7 @@ def _shards(batches):
   return [batches[i : i + size] for i in range(0, len(batches), max(1, size))]
 
 
-def _lacking(found, lengths):
+def _lacking(found, lengths, dtype):
   """Yields (number, rows) of the shards that this process has not, from those that have them."""
   if jax.process_count() == 1:
     return
@@ -212,11 +212,11 @@ def _lacking(found, lengths):
   widths = joined(np.array([rows.shape[1] for rows in found.values()][:1], np.int64))
   for n in np.flatnonzero(total(1 - here)):
     mine = n % jax.process_count() == jax.process_index()
-    rows = np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), np.float32)
-    # As integers: each bit arrives. Not `total`: that would hold the rows of all processes.
-    rows = multihost_utils.broadcast_one_to_all(rows.view(np.uint32), is_source=mine)
+    rows = np.asarray(found[n]) if mine else np.zeros((lengths[n], widths[0]), dtype)
+    # As bytes: each bit arrives. Not `total`: that would hold the rows of all processes.
+    rows = multihost_utils.broadcast_one_to_all(rows.view(np.uint8), is_source=mine)
     if not here[n]:
-      yield int(n), np.asarray(rows).view(np.float32)
+      yield int(n), np.asarray(rows).view(dtype)
 
 
 def _load(path):

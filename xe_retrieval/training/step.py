@@ -33,7 +33,7 @@ class TrainState:
   ema: dict = flax.struct.field(default_factory=dict)  # moving averages of both; {}: off
 
   def variables(self) -> dict:
-    """What the model needs: both towers and BatchNorm statistics, or their moving averages."""
+    """What the model needs: its parameters and BatchNorm statistics, or their moving averages."""
     used = self.ema or {"params": self.params, "batch_stats": self.batch_stats}
     return used | {"params": _towers(used["params"])}
 
@@ -93,21 +93,25 @@ def batch(config, rows=None) -> dict[str, jax.ShapeDtypeStruct]:
 
 def init(config, variables, optimizer, mesh) -> TrainState:
   """The state before the first step, sharded as config.mesh says."""
+  learned = objective.parameters(config)
 
   def build(variables):
-    params = variables["params"] | objective.parameters(config)
-    batch_stats = variables.get("batch_stats", {})
-    return TrainState(
-      step=jnp.zeros([], jnp.int32),
-      params=params,
-      batch_stats=batch_stats,
-      opt_state=optimizer.init(params),
-      rng=jax.random.PRNGKey(config.seed),
-      ema={"params": params, "batch_stats": batch_stats} if config.ema_decay else {},
-    )
+    return start(config, variables["params"] | learned, optimizer, variables.get("batch_stats", {}))
 
   where = shardings(config, jax.eval_shape(build, variables), mesh)
   return jax.jit(build, out_shardings=where)(variables)
+
+
+def start(config, params, optimizer, batch_stats) -> TrainState:
+  """Step 0 of any model with these parameters."""
+  return TrainState(
+    step=jnp.zeros([], jnp.int32),
+    params=params,
+    batch_stats=batch_stats,
+    opt_state=optimizer.init(params),
+    rng=jax.random.PRNGKey(config.seed),
+    ema={"params": params, "batch_stats": batch_stats} if config.ema_decay else {},
+  )
 
 
 def shardings(config, state: TrainState, mesh) -> TrainState:
@@ -135,40 +139,47 @@ def make(config, model, loss, optimizer, mesh):
     return embeddings, updated.get("batch_stats", batch_stats)  # absent if no tower ran
 
   def train_step(state, batch):
-    rng = jax.random.fold_in(state.rng, state.step)
+    at, learned = state.step, state.params.get("loss", {})
+    rng = jax.random.fold_in(state.rng, at)
     ids = {name: batch[name] for name in ("text_id", "image_id")}
     inputs = {name: x for name, x in batch.items() if name not in ids}
 
     @jax.named_scope("loss")
     def value_of(text, image, learned):
-      return minimised(text, image, ids, learned, state.step)
+      return minimised(text, image, ids, learned, at)
 
     value, grads, embeddings, batch_stats = gradients(
       embed, value_of, state, rng, inputs, micro, mesh
     )
-    grads = jax.lax.with_sharding_constraint(grads, shardings(config, grads, mesh))
-    with jax.named_scope("optimizer"):
-      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-      params = objective.clip(optax.apply_updates(state.params, updates))
-    norms = {f"gradient_norm/{group}": optax.global_norm(grads[group]) for group in sorted(grads)}
+    state, norms, finite = advance(config, optimizer, mesh, state, grads, batch_stats)
     metrics = {
       "loss": value,
       **norms,
-      **{f"learning_rate/{tower}": rate(state.step) for tower, rate in rates.items()},
-      **{f"learned/{name}": x for name, x in state.params.get("loss", {}).items()},
+      **{f"learning_rate/{tower}": rate(at) for tower, rate in rates.items()},
+      **{f"learned/{name}": x for name, x in learned.items()},
       **_percentiles(*embeddings, batch, mesh),
-      "finite": jnp.isfinite(value + sum(norms.values()) + optax.global_norm(updates)),
+      "finite": finite & jnp.isfinite(value),
     }
-    new = {"params": params, "batch_stats": batch_stats}
-    ema = optax.incremental_update(new, state.ema, 1 - config.ema_decay) if state.ema else {}
-    state = state.replace(step=state.step + 1, opt_state=opt_state, ema=ema, **new)
     return state, metrics
 
   return train_step
 
 
+def advance(config, optimizer, mesh, state, grads, batch_stats):
+  """One update by the gradients -> the state after it, {norm of each group}, are they finite."""
+  grads = jax.lax.with_sharding_constraint(grads, shardings(config, grads, mesh))
+  with jax.named_scope("optimizer"):
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = objective.clip(optax.apply_updates(state.params, updates))
+  norms = {f"gradient_norm/{group}": optax.global_norm(grads[group]) for group in sorted(grads)}
+  finite = jnp.isfinite(sum(norms.values()) + optax.global_norm(updates))
+  new = {"params": params, "batch_stats": batch_stats}
+  ema = optax.incremental_update(new, state.ema, 1 - config.ema_decay) if state.ema else {}
+  return state.replace(step=state.step + 1, opt_state=opt_state, ema=ema, **new), norms, finite
+
+
 def _towers(params):
-  return {tower: params[tower] for tower in ("text", "image")}
+  return {name: group for name, group in params.items() if name != "loss"}
 
 
 def _whole(embed, value_of, state, rng, inputs, micro, mesh):

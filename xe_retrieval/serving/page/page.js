@@ -16,6 +16,7 @@ const NEAR = 12; // near misses shown
 let about = null; // /api/about
 let answer = null; // to what is shown
 let hits = []; // its results so far, best first
+let places = new Map(); // image id → place in the order of the re-ranker, once it has answered
 let shownFor = ""; // the words of these results
 let peeking = false; // near misses are shown although nothing is relevant
 let running = null; // AbortController of the search in flight
@@ -40,6 +41,8 @@ function relevant() {
   if (alone() || answer.cut) return { above: hits, below: answer.near_misses, total: answer.total, wrong };
   const above = hits.filter(passes);
   const below = hits.slice(above.length).slice(0, NEAR);
+  const place = (hit) => places.get(hit.id) ?? places.size; // others keep their order, behind
+  if (places.size) above.sort((a, b) => place(a) - place(b));
   return { above, below, total: answer.levels ? answer.levels.results[at] : null, wrong };
 }
 
@@ -181,7 +184,7 @@ async function search() {
     if (query !== shownFor || found.like !== answer?.like) peeking = false;
     cards.clear();
     filters.wrong("");
-    [answer, hits, shownFor] = [found, found.results, query];
+    [answer, hits, shownFor, places] = [found, found.results, query, new Map()];
     if (found.version !== about.version) {
       const before = Boolean(about.calibration);
       await describe();
@@ -191,11 +194,26 @@ async function search() {
       }
     }
     show();
+    rerank(query, mine.signal);
   } catch (error) {
     if (error.status === 422 && error.message.startsWith("filter: ")) filters.wrong(error.message); // earlier results stand
     else if (error.name !== "AbortError") fail(error.message);
   } finally {
     if (mine === running) document.body.removeAttribute("aria-busy");
+  }
+}
+
+/** Asks the re-ranker after the first results are shown, which it only puts into another order. */
+async function rerank(query, signal) {
+  if (!about.rerank || !query || answer.cut) return;
+  const parameters = parametersOf(query, null);
+  parameters.delete("order");
+  try {
+    const found = await request(`api/rerank?${parameters}`, { signal });
+    places = new Map(found.results.map((hit, place) => [hit.id, place]));
+    show();
+  } catch (error) {
+    if (error.name !== "AbortError") say(error.message);
   }
 }
 
