@@ -91,10 +91,10 @@ class JointEncoder(nn.Module):
 
   def _two(self, text, known, image, pairs, train):
     text, image = (
-      jnp.concatenate([jnp.broadcast_to(one.astype(self.dtype), (len(x), 1, self.width)), x], 1)
+      jnp.concatenate([jnp.broadcast_to(one.astype(self.dtype), (x.shape[0], 1, self.width)), x], 1)
       for one, x in ((self.readout["text"], text), (self.readout["image"], image))
     )
-    known = jnp.concatenate([jnp.ones([len(known), 1], bool), known], axis=1)
+    known = jnp.concatenate([jnp.ones([known.shape[0], 1], bool), known], axis=1)
     # The first layer's self-attention: once per caption and image.
     text, image = self.layer[0].alone(text, image, known, train)
     streams = pairs.texts(text), pairs.images(image)

@@ -102,7 +102,7 @@ class Compression(nn.Module):
   @nn.compact
   def __call__(self, x, train):  # [N, places, d] -> [N, count, d]
     queries = self.param("queries", nn.initializers.normal(1.0), (self.count, x.shape[-1]))
-    queries = jnp.broadcast_to(queries.astype(self.dtype), (len(x), *queries.shape))
+    queries = jnp.broadcast_to(queries.astype(self.dtype), (x.shape[0], *queries.shape))
     attention = CrossAttention(self.heads, self.dropout, self.dtype, name="attention")
     queries = attention(queries, x, None, train)
     return Perceptron(self.mlp, self.dropout, self.dtype, name="mlp")(queries, train)
