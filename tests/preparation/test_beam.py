@@ -213,6 +213,7 @@ def test_errors_are_one_sentence(tmp_path, photos, monkeypatch):
   assert prepare.prepare(job, options=records.Options(), **run)["kept"] == 1
   shutil.rmtree(photos)
   photos.mkdir()
+  (photos / "other.jpg").write_bytes(encoded(0))  # an empty folder would be a disk that is missing
   with pytest.raises(ValueError, match=r"nothing is left of captions/t: 2 missing file; first: t"):
     prepare.prepare(job, tmp_path / "other", records.Options(), beam_settings=DIRECT)
   full = prepare.table(str(table), str(photos))

@@ -27,8 +27,8 @@ def test_a_tree_finds_the_neighbours(monkeypatch):
   monkeypatch.setattr(scann_index, "TREE_FROM", 2000)
   vectors, queries = _clusters(5000), _clusters(400, seed=1)
   index = scann_index.build(vectors, queries=queries)
-  assert index.settings["leaves"] == 284
-  assert 10 <= index.settings["leaves_to_search"] <= 284
+  assert index.settings["leaves"] == 142
+  assert 10 <= index.settings["leaves_to_search"] <= 142
   exact = nearest.nearest(vectors, queries, 100)[0]
   assert scann_index.overlap(index.search(queries, 10)[0], exact[:, :10]) > 0.95
   # Beyond ten it has to look at more candidates than it returns.
@@ -42,7 +42,7 @@ def test_a_tree_finds_the_neighbours(monkeypatch):
 def test_settings_follow_the_size():
   assert scann_index.settings(50_000)["leaves"] == 0
   large = scann_index.settings(3_300_000)
-  assert large["leaves"] == 7268 and large["soar"]
+  assert large["leaves"] == 3634 and large["soar"]
 
 
 def test_overlap_by_hand():
@@ -85,7 +85,7 @@ def test_audit_says_what_was_built(monkeypatch):
   monkeypatch.setattr(files, "LARGEST", 1000)
   image, text = _clusters(2600), _clusters(300, seed=3)
   found = index_audit.audit(text, image, np.arange(300))
-  assert found["built"] == "ScaNN, 3 × a tree of 128 leaves and hashes"
+  assert found["built"] == "ScaNN, 3 × a tree of 64 leaves and hashes"
   assert found["neighbours_found"]["10"] > 90
   few = index_audit.audit(text[:9], image[:9], np.arange(9))
   assert few["built"] == "nothing, so few vectors are all compared with"

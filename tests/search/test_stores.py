@@ -117,7 +117,7 @@ def test_above_and_counts(filled, rows, queries):
   assert [len(of) for of in counted] == [len(of) for of in expected]
   for found in (filled.above(queries, least), filled.scan(queries, 3, least, listed=True)[2]):
     for one, of in zip(found, expected, strict=True):
-      np.testing.assert_allclose(np.sort(one)[::-1], of, rtol=1e-5)
+      np.testing.assert_allclose(np.sort(one)[::-1], of, rtol=1e-5, atol=1e-6)
   assert filled.count(queries, least) == [len(of) for of in expected]
   ids, scores, _ = filled.scan(queries, 3, least)
   np.testing.assert_array_equal(ids, filled.nearest(queries, 3)[0])

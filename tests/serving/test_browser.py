@@ -209,7 +209,7 @@ def test_busy_reloaded_and_locked_servers(page, index, photos, model, workdir):
     page.goto(f"{plain}/api")
     page.locator("#token").fill("sesame")
     page.keyboard.press("Enter")
-    expect(page.locator("section")).to_have_count(8)
+    expect(page.locator("section")).to_have_count(9)
     page.context.clear_cookies()
     # Behind a proxy that speaks https, the cookie never leaves it unencrypted.
     page.route(
@@ -262,7 +262,7 @@ def test_the_api_is_described(page, index, model):
   with running(index, model) as (port, _):
     page.goto(f"http://127.0.0.1:{port}/api")
     expect(page.locator("h2 code").first).to_have_text("GET /api/search")
-    expect(page.locator("section")).to_have_count(8)
+    expect(page.locator("section")).to_have_count(9)
     page.get_by_text("Parameters").first.click()
     expect(page.get_by_role("rowheader", name="min_probability").first).to_be_visible()
     page.get_by_text("Answer: application/json").first.click()

@@ -19,7 +19,8 @@ import urllib.parse
 from xe_retrieval.search.stores.store import Unavailable
 
 OWNER = "owner"
-READING, WRITING = 5, 120  # seconds that a call may take
+READING, WRITING = 5, 120  # seconds that a call to a server may take
+HERE = 3600  # the same in this process, where no network hangs, but lists of queries take long
 PAUSE = 1  # seconds in which all calls fail at once, after one that has waited in vain
 LEAVES = 1024  # of ScaNN, which has no number of its own by default
 INDEXES = {"FLAT": {}, "HNSW": {"M": 24, "efConstruction": 200}, "SCANN": {"nlist": LEAVES}}
