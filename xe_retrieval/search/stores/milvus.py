@@ -43,9 +43,7 @@ class MilvusStore(Store):
     self.client = milvus_client.connect(path, about["uri"])
     self.rows = milvus_rows.Rows(self.columns, about["fields"], self.client.version)
     self._about = about | {"built": milvus_client.check(self.client, about)}
-    remote = milvus_client.WRITING if writing else milvus_client.READING
-    seconds = milvus_client.HERE if self.lite else remote
-    self._call = milvus_client.Calls(self.client, about, seconds)
+    self._call = milvus_client.Calls(self.client, about, writing)
     self.matching = functools.lru_cache(64)(self._matching)
     self._lock = threading.Lock()
     self._gone = np.zeros(0, np.uint64)  # removed, ascending

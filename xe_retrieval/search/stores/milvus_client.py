@@ -106,9 +106,10 @@ def asking(uri):
 class Calls:
   """Calls about the collection of a manifest, each of which ends in time."""
 
-  def __init__(self, client, about, seconds):
+  def __init__(self, client, about, writing):
     self._client, self._uri, self._name = client, about["uri"], about["collection"]
-    self.seconds, self._failed = seconds, (0.0, "")
+    self.seconds = HERE if client.file else WRITING if writing else READING
+    self._failed = 0.0, ""
 
   def __call__(self, method, **more):
     until, sentence = self._failed
